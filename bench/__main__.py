@@ -28,6 +28,7 @@ from bench import (
     output,
     platform,
     previews,
+    reactive,
     saving,
     server,
     sleeping,
@@ -64,6 +65,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "code": code.measure,
     "server": server.measure,
     "platform": platform.measure,
+    "reactive": reactive.measure,
     "startup": startup.measure,
 }
 

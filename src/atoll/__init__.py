@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         DatabaseUnavailable as DatabaseUnavailable,
         DiskFull as DiskFull,
         ExecTimeout as ExecTimeout,
+        FetchFailed as FetchFailed,
         FileError as FileError,
         Forbidden as Forbidden,
         GuestProtocolError as GuestProtocolError,
@@ -229,9 +230,9 @@ _HOMES = {
     "atoll.contract.errors": """
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
         CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound DatabaseUnavailable DiskFull
-        ExecTimeout FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
-        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
+        ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
+        ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable
+        NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
         ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
         ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -124,6 +125,48 @@ async def test_boots_at_the_same_time_build_once(engine: Engine, workspaces: Mak
             tasks.start_soon(each.boot)
         tasks.start_soon(made[0].boot)
     assert await installs(engine) == 1
+
+
+KILLED = """
+import anyio, sys
+from pathlib import Path
+import atoll
+from atoll.bundles.workspace import BundleFile, Workspace, WorkspaceSpec
+
+async def record(instance):
+    pass
+
+async def main():
+    async with atoll.open(sys.argv[1], settings=atoll.Settings(runtime=sys.argv[2])) as engine:
+        bundle = BundleFile.model_validate_json(sys.argv[3])
+        await Workspace(engine, WorkspaceSpec(sandbox="half", bundle=bundle), record).boot()
+
+anyio.run(main)
+"""
+
+
+async def test_a_process_that_is_killed_while_it_builds_leaves_nothing_that_is_used(
+    engine: Engine, runtime_name: str, workspaces: MakeWorkspace, archive: Path
+) -> None:
+    slow = "for i in 1 2 3 4 5 6 7 8; do echo $i >> steps; sleep 0.2; done"
+    made = packed(SOURCE, manifest("read", build_command=slow))
+    bundle = await stored(archive, made)
+    words = [sys.executable, "-c", KILLED, str(engine.state_dir), runtime_name, bundle.model_dump_json()]
+    async with await anyio.open_process(words) as process:
+
+        async def half_done() -> bool:
+            for info in await engine.list("bundle-build-"):
+                box = await engine.get(info.name)
+                return info.status == "running" and await box.files.exists(f"{BUNDLE_DIRECTORY}/steps")
+            return False
+
+        await eventually(half_done, "it is in the middle of the build")
+        process.kill()
+    assert await engine.checkpoints() == []
+    workspace, _ = workspaces("half", bundle)
+    steps = await workspace.tools(["read"]).handle_tool_call("read", {"path": f"{BUNDLE_DIRECTORY}/steps"})
+    assert steps.content == "".join(f"{number}\n" for number in range(1, 9))
+    assert [each.name for each in await engine.list()] == ["half"]
 
 
 async def test_files_outlive_the_sandbox_when_the_bundle_changes(

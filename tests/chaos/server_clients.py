@@ -20,11 +20,14 @@ import anyio
 import httpx2
 
 import atoll
+from atoll.testing.waiting import SLOWNESS
 from tests.chaos.model import Broken
 
-BOUND_S = 60.0
+BOUND_S = 60.0 * SLOWNESS
 """Within this a request is answered, however often the server is killed meanwhile."""
 MOST_SANDBOXES, MOST_CHECKPOINTS = 4, 4
+GIVEN_UP = 0.3
+"""How many of the calls that can be undone are cancelled."""
 WEIGHTS = {
     "create": 4,
     "append": 10,
@@ -46,6 +49,10 @@ STATUSES = {"sleep": "sleeping", "pause": "paused", "wake": "running"}
 
 class OutcomeHidden(Exception):
     """It was done, or it was not: nobody knows."""
+
+
+class NotMade(Exception):
+    """It was given up, and nothing of it may be left."""
 
 
 @dataclass
@@ -70,10 +77,17 @@ class Checkpoint:
 
 
 class Hands(ABC):
-    """How a client does things. What may or may not have been done is `OutcomeHidden`."""
+    """How a client does things. What may or may not have been done is `OutcomeHidden`.
+
+    What is made is made once, or not at all: then it is `NotMade`. After `give_up_s` a call that makes something is
+    cancelled, where that undoes it.
+    """
+
+    undoes = False
+    """Whether a call that is cancelled leaves nothing."""
 
     @abstractmethod
-    async def create(self, name: str | None, owner: str) -> tuple[str, str]: ...
+    async def create(self, name: str | None, owner: str, give_up_s: float | None) -> tuple[str, str]: ...
     @abstractmethod
     async def append(self, name: str, line: str) -> None: ...
     @abstractmethod
@@ -89,7 +103,7 @@ class Hands(ABC):
     @abstractmethod
     async def restore(self, name: str, checkpoint: str) -> None: ...
     @abstractmethod
-    async def fork(self, name: str, names: list[str]) -> dict[str, str]: ...
+    async def fork(self, name: str, names: list[str], give_up_s: float | None) -> dict[str, str]: ...
     @abstractmethod
     async def verb(self, name: str, verb: str) -> None: ...
     @abstractmethod
@@ -149,7 +163,7 @@ class RestHands(Hands):
                     self.audited.add(answer.headers["atoll-request-id"])
                 return answer, repeated
 
-    async def create(self, name: str | None, owner: str) -> tuple[str, str]:
+    async def create(self, name: str | None, owner: str, give_up_s: float | None) -> tuple[str, str]:
         body = {"labels": {"owner": owner}, **({"name": name} if name else {})}
         made = (await self.ask("POST", "sandboxes", body, with_key=True)).json()
         return made["name"], made["id"]
@@ -183,7 +197,7 @@ class RestHands(Hands):
     async def restore(self, name: str, checkpoint: str) -> None:
         await self.ask("POST", f"sandboxes/{name}/restore", {"checkpoint": checkpoint, "foreign": True})
 
-    async def fork(self, name: str, names: list[str]) -> dict[str, str]:
+    async def fork(self, name: str, names: list[str], give_up_s: float | None) -> dict[str, str]:
         made = (await self.ask("POST", f"sandboxes/{name}/fork", {"names": names}, with_key=True)).json()
         return {each["name"]: each["id"] for each in made["items"]}
 
@@ -204,6 +218,8 @@ class RestHands(Hands):
 class ConnectHands(Hands):
     """Through `atoll.connect`, whose requests are repeated for a while by themselves."""
 
+    undoes = True
+
     def __init__(self, engine: atoll.Engine) -> None:
         self._engine = engine
 
@@ -216,15 +232,19 @@ class ConnectHands(Hands):
                 except ConnectionError:  # the server is away
                     await anyio.sleep(0.02)
 
-    async def create(self, name: str | None, owner: str) -> tuple[str, str]:
-        async def make() -> atoll.Sandbox:
-            try:
-                return await self._engine.create(name, labels={"owner": owner})
-            except atoll.SandboxExists:
-                return await self._engine.get(name or "")
+    async def _once(self, make: Callable[[], Awaitable[T]], give_up_s: float | None) -> T:
+        """What is made, unless it is given up, by this client or by the engine."""
+        with anyio.move_on_after(give_up_s), suppress(ConnectionError):
+            return await make()
+        raise NotMade
 
-        name = name or f"{owner}-{random.getrandbits(40):x}"
-        made = await self._again(make)
+    async def create(self, name: str | None, owner: str, give_up_s: float | None) -> tuple[str, str]:
+        name = name or f"{owner}-{random.getrandbits(40):x}"  # whose it is, the events of what is undone tell by it
+
+        async def make() -> atoll.Sandbox:
+            return await self._engine.create(name, labels={"owner": owner})
+
+        made = await self._once(make, give_up_s)
         return made.name, made.id
 
     async def _sandbox(self, name: str) -> atoll.Sandbox:
@@ -266,11 +286,9 @@ class ConnectHands(Hands):
     async def restore(self, name: str, checkpoint: str) -> None:
         await self._again(lambda: self._engine.restore(name, checkpoint, foreign=True))
 
-    async def fork(self, name: str, names: list[str]) -> dict[str, str]:
-        try:
-            return {each.name: each.id for each in await self._engine.fork(name, len(names), names=names)}
-        except (ConnectionError, atoll.OutcomeUnknown):
-            raise OutcomeHidden from None
+    async def fork(self, name: str, names: list[str], give_up_s: float | None) -> dict[str, str]:
+        made = await self._once(lambda: self._engine.fork(name, len(names), names=names), give_up_s)
+        return {each.name: each.id for each in made}
 
     async def verb(self, name: str, verb: str) -> None:
         await self._again(lambda: getattr(self._engine, verb)(name))
@@ -340,8 +358,16 @@ class ChaosClient:
 
     # ---- what it does ----
 
+    def _give_up_s(self) -> float | None:
+        """When a call that makes something is to be cancelled. None: not at all."""
+        return self._draw.uniform(0, 0.5) if self.hands.undoes and self._draw.random() < GIVEN_UP else None
+
     async def _create(self) -> None:
-        name, id = await self.hands.create(self._draw.choice((None, self._new())), self._name)
+        try:
+            name, id = await self.hands.create(self._draw.choice((None, self._new())), self._name, self._give_up_s())
+        except NotMade:
+            self.hidden["create given up"] += 1
+            return
         self.sandboxes[name] = Sandbox(id)
         self.created.add(id)
 
@@ -352,7 +378,7 @@ class ChaosClient:
             await self.hands.append(name, line)
         except OutcomeHidden:
             self.hidden["append"] += 1
-            if line in (await self.hands.read(name, LOG) or ""):
+            if line in (await self.hands.read(name, LOG) or "").splitlines():
                 box.contents.lines.append(line)
         else:
             box.contents.lines.append(line)
@@ -387,12 +413,12 @@ class ChaosClient:
         name, box = self._pick()
         names = [self._new() for _ in range(self._draw.randint(1, 2))]
         try:
-            made = await self.hands.fork(name, names)
-        except OutcomeHidden:
-            self.hidden["fork"] += 1
-            made = {each: info["id"] for each, info in (await self.hands.list()).items() if each in names}
-            if len(made) not in (0, len(names)):
-                raise Broken(f"of the forks {names} only {sorted(made)} are there") from None
+            made = await self.hands.fork(name, names, self._give_up_s())
+        except NotMade:
+            self.hidden["fork given up"] += 1
+            made = {}
+        if made and sorted(made) != sorted(names):
+            raise Broken(f"of the forks {names} only {sorted(made)} were made")
         for each, id in made.items():
             self.sandboxes[each] = Sandbox(id, _copy(box.contents), box.label, "")
             self.created.add(id)

@@ -230,6 +230,11 @@ class Atoll:
         assert self.text("create", name, *options) == f"{name}\n"
         return name
 
+    @property
+    def has_hints(self) -> bool:
+        """Whether errors come with hints. They are the operator's: a server does not send them."""
+        return "ATOLL_URL" not in self.env
+
     def box(self) -> str:
         """A new sandbox."""
         name = self.new_name()

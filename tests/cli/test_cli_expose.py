@@ -25,7 +25,6 @@ def fetch(address: str, target: str | None = None, **headers: str) -> tuple[int,
         connection.close()
 
 
-@pytest.mark.local("the server has the requests in its log")
 def test_expose_prints_addresses_that_work_and_notes_requests(atoll: Atoll, box: str) -> None:
     atoll("exec", box, "--detach", "--", "python3", "-m", "http.server", "8000", "--bind", "127.0.0.1")
     serving = atoll.start("expose", box, "8000", "--wait", "20s")
@@ -36,9 +35,10 @@ def test_expose_prints_addresses_that_work_and_notes_requests(atoll: Atoll, box:
     assert fetch(url, "/")[0] == 404
     serving.send_signal(signal.SIGINT)
     assert serving.wait() == 128 + signal.SIGINT
-    noted = serving.errors().decode()
-    assert f"{box}:8000 GET / → 200" in noted
-    assert "atoll_token" not in noted
+    if "ATOLL_URL" not in atoll.env:  # a server has them in its log
+        noted = serving.errors().decode()
+        assert f"{box}:8000 GET / → 200" in noted
+        assert "atoll_token" not in noted
 
 
 def test_expose_tells_when_nothing_listens_and_what_it_serves_as_json(atoll: Atoll, box: str) -> None:

@@ -48,18 +48,21 @@ def test_an_agent_starts_in_the_directory_that_it_may_write_to(atoll: Atoll, tmp
 
 
 @pytest.mark.local("a server says only what its operator allows")
+def test_a_directory_that_does_not_exist_is_named(atoll: Atoll) -> None:
+    refused = atoll.json("create", "--mount", "/no/such:/work", "--json", status=2)["error"]
+    assert (refused["code"], refused["details"]) == ("invalid_request", {"source": "/no/such"})
+
+
 def test_a_wrong_mount_is_refused_with_what_is_allowed(atoll: Atoll, tmp_path: Path) -> None:
     assert (
         b"'/srv:work' is not a mount; write SOURCE:/TARGET" in atoll("create", "--mount", "/srv:work", status=2).stderr
     )
-    refused = atoll.json("create", "--mount", "/no/such:/work", "--json", status=2)["error"]
-    assert (refused["code"], refused["details"]) == ("invalid_request", {"source": "/no/such"})
     assert (
         b"nothing can be mounted on /etc" in atoll("run", "--mount", f"{tmp_path}:/etc", "--", "true", status=2).stderr
     )
     missing = atoll("create", "--mount", "volume:none:/data", status=1).stderr
     assert b"no volume is named 'none'" in missing
-    assert b"hint: atoll volumes create none" in missing
+    assert (b"hint: atoll volumes create none" in missing) == atoll.has_hints
 
 
 def test_volumes_are_created_listed_exported_imported_and_removed(atoll: Atoll, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -16,6 +16,7 @@ from atoll.client.engine import RemoteEngine, connect
 from atoll.client.failures import error_of
 from atoll.contract import errors
 from atoll.runtime.engine import LocalEngine
+from atoll.testing.server import RunningServer
 from atoll.testing.serving import ServerProcess
 from atoll.testing.waiting import eventually
 
@@ -156,6 +157,37 @@ async def test_a_port_is_forwarded_and_one_is_exposed_by_the_server(box: Sandbox
             assert (await client.receive()).startswith(b"HTTP/1.0 200")
         await box.unexpose(8123)
         assert await box.previews() == []
+
+
+async def test_what_was_being_made_when_the_server_went_away_for_long_is_undone_when_it_is_back(
+    make_state_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dir = make_state_dir()
+    killed = RunningServer(state_dir, (), {})
+    killed.start()
+    errors: list[BaseException] = []
+
+    async def fails(making: Awaitable[object]) -> None:
+        with pytest.raises(ServerUnavailable) as caught:
+            await making
+        errors.append(caught.value)
+
+    try:
+        async with connect(killed.url, killed.key) as engine:
+            await engine.create("source")
+            monkeypatch.setattr("atoll.client.http.RETRY_S", 0.2)
+            for name, making in (("made", engine.create("made")), ("fork-a", engine.fork("source", names=["fork-a"]))):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(fails, making)
+                    await eventually((state_dir / "names" / name).is_symlink, "it is being made")
+                    await anyio.to_thread.run_sync(killed.kill)
+                    await anyio.sleep(0.5)  # longer than requests are repeated
+                    await anyio.to_thread.run_sync(killed.start)
+                assert [info.name for info in await engine.list()] == ["source"]
+            await engine.destroy("source")
+    finally:
+        killed.kill()
+    assert len(errors) == 2
 
 
 # ---- requests that are repeated ----

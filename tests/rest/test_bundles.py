@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from atoll.server import bundles as stored_bundles
 from atoll.server.tables import bundles, metadata
 from atoll.server.tenants import TenantPolicy
 from tests.bundles.making import manifest, packed
+from tests.origin import TestAuthority, origin
 from tests.rest.serving import Served
 
 BUNDLES = "/api/v1/bundles"
@@ -198,3 +200,39 @@ async def test_a_tenant_is_deleted_with_its_bundles(served: Served) -> None:
         gone = await operator.delete("/api/v1/tenants/short-lived", params={"destroy": True})
         assert gone.status_code == 204, gone.text
     assert not (served.server.directory / "bundles" / "short-lived").exists()
+
+
+async def test_a_url_is_fetched_once_where_the_policy_allows_its_host(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = TestAuthority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    content = made("fetched")
+    digest = hashlib.sha256(content).hexdigest()
+    await served.tenant("fetching", policy=TenantPolicy(networks=("localhost", "127.0.0.1")))
+    await served.tenant("public-only", policy=TenantPolicy(networks=("*",)))
+    store = served.server.bundles
+    async with origin(authority.server_context("localhost")) as there:
+        there.stored = content
+        url = f"https://localhost:{there.port}"
+
+        async def refused(tenant: str, path: str, sha256: str) -> tuple[str, str]:
+            with pytest.raises(BundleFailed) as failed:
+                await store.resolve(tenant, url + path, sha256)
+            return failed.value.reason, failed.value.message
+
+        # A name that is allowed, and an address that is not: nothing is sent there.
+        reason, message = await refused("public-only", "/stored", digest)
+        assert (reason, "does not let the server fetch from localhost" in message) == ("bundle_fetch_failed", True)
+        assert there.connections == 0
+        assert (await refused("fetching", "/stored", "0" * 64))[0] == "bundle_integrity_failed"
+        reason, message = await refused("fetching", "/moved", digest)
+        assert (reason, "the answer of the bundle's host was 302" in message) == ("bundle_fetch_failed", True)
+        found = await store.resolve("fetching", f"{url}/stored", digest)
+        asked = len(there.asked)
+        assert found.sha256 == digest
+        assert await store.resolve("fetching", f"{url}/stored", digest) == found
+        assert len(there.asked) == asked  # its bytes are here
+    assert [path.name for path in (served.server.directory / "bundles" / "fetching").iterdir()] == [f"{digest}.tgz"]
+    reason, _ = await refused("fetching", "/other", "1" * 64)
+    assert reason == "bundle_fetch_failed"  # nothing listens there any more

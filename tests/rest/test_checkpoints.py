@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 import anyio
 import httpx2
 import pytest
+import sqlalchemy as sa
 
+from atoll.server import tables
 from atoll.server.tenants import Quotas, TenantPolicy
 from tests.rest.serving import Served
 
@@ -115,6 +117,37 @@ async def test_a_volume_is_filled_from_a_tar_and_read_back(client: httpx2.AsyncC
 async def test_forks_and_names_have_to_match(client: httpx2.AsyncClient, box: str, body: dict[str, object]) -> None:
     refused = await client.post(f"{SANDBOXES}/{box}/fork", json=body)
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("body", [{"names": ["again-a", "again-b"]}, {"count": 2}])
+async def test_a_fork_whose_server_was_killed_before_it_answered_is_found_again(
+    served: Served, client: httpx2.AsyncClient, body: dict[str, object]
+) -> None:
+    (await client.post(SANDBOXES, json={"name": "forked"})).raise_for_status()
+
+    async def fork() -> list[dict[str, str]]:
+        answer = await client.post(
+            f"{SANDBOXES}/forked/fork", json=body, headers={"Idempotency-Key": "-".join(["fork", *body])}
+        )
+        assert answer.status_code == 201, answer.text
+        return [{name: each[name] for name in ("name", "id")} for each in answer.json()["items"]]
+
+    async def interrupt() -> None:
+        """As a process leaves it that dies before it has stored its answer."""
+        dead = {"status": None, "body": None, "instance": "dead"}
+        async with served.server.database.write() as connection:
+            await connection.execute(sa.update(tables.idempotency).values(dead))
+
+    made = await fork()
+    await interrupt()
+    assert await fork() == made
+    await client.delete(f"{SANDBOXES}/forked")
+    if "names" in body:
+        await interrupt()
+    assert await fork() == made, "also if what they were made from is gone"
+    assert len((await client.get(SANDBOXES)).json()["items"]) == len(made) + 1, "and `shared`, for other tests"
+    for each in made:
+        assert (await client.delete(f"{SANDBOXES}/{each['name']}")).status_code == 204
 
 
 async def test_a_sandbox_from_a_checkpoint_is_within_policy_and_quotas_with_all_that_it_inherits(

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import ByteStream, UNIXSocketStream
+from anyio.abc import ByteStream
 
 from atoll.contract.model import Limits, Preview, SandboxInfo, Usage
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import BackgroundTasks
 from atoll.runtime.previews.forward import DialPort
@@ -126,12 +127,12 @@ class Wire:
             raise ConnectionRefusedError("the keeper has ended")
         self.connections += 1
         ours, theirs = socket.socketpair()
-        peer = Peer(await UNIXSocketStream.from_socket(theirs))
+        peer = Peer(KeeperStream(theirs))
         self._stack.push_async_callback(peer.aclose)
         if self.greets:
             await peer.hello()
         self._send.send_nowait(peer)
-        return await UNIXSocketStream.from_socket(ours)
+        return KeeperStream(ours)
 
     async def peer(self) -> Peer:
         with anyio.fail_after(10):
@@ -182,7 +183,7 @@ async def guest_stream(guest_program: Path, tmp_path: Path) -> AsyncIterator[Cal
             guests.append(
                 subprocess.Popen([guest_program], stdin=theirs.fileno(), stdout=theirs.fileno(), cwd=tmp_path)
             )
-        return await UNIXSocketStream.from_socket(ours)
+        return KeeperStream(ours)
 
     yield connect
     for guest in guests:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import UNIXSocketStream
 
 from atoll.contract.errors import GuestProtocolError
 from atoll.contract.inside import EGRESS_PORT
 from atoll.contract.model import SandboxSpec
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.protocol import EventKind, FrameType, Op, Tag
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.runtime.egress import server as egress_server
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
@@ -120,8 +120,8 @@ class Liar(Guest):
 
 async def connected(place: Place, kind: type[Guest]) -> tuple[GuestConnection, Guest]:
     ours, theirs = socket.socketpair()
-    guest = kind(Peer(await UNIXSocketStream.from_socket(theirs)))
-    link = GuestConnection(await UNIXSocketStream.from_socket(ours), "one")
+    guest = kind(Peer(KeeperStream(theirs)))
+    link = GuestConnection(KeeperStream(ours), "one")
     await guest.peer.hello()
     await link.handshake()
     place.tasks.start_soon(link.run)

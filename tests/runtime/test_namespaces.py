@@ -111,6 +111,11 @@ async def _inherited(engine: Engine, checkpoint: str, sandbox: str | None = None
     return engine.inherited_spec(checkpoint, sandbox)
 
 
+async def _fork_labelled(engine: Engine, wanted: Wanted) -> object:
+    assert isinstance(engine, LocalEngine)
+    return await engine.fork_labelled(wanted.name, ["new"], {})
+
+
 WALK: dict[str, list[Call]] = {
     "audit": [lambda e, w: e.audit(w.name)],
     "checkpoint": [lambda e, w: e.checkpoint(w.name)],
@@ -141,6 +146,7 @@ WALK: dict[str, list[Call]] = {
         lambda e, w: e.fork(w.name, checkpoint=w.checkpoint, names=["new"]),
         lambda e, w: e.fork("box", checkpoint=w.label, names=["new"]),
     ],
+    "fork_labelled": [_fork_labelled],
     "get": [lambda e, w: e.get(w.name), lambda e, w: e.get(w.id), lambda e, w: e.get(f"team:{w.name}")],
     "inherited_spec": [
         lambda e, w: _inherited(e, w.checkpoint),
@@ -172,7 +178,7 @@ VOLUME_WALK: dict[str, list[Call]] = {
 }
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
-    *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits"),
+    *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits", "publish_at", "list_in"),
     *("gc", "remove_abandoned", "unreadable_records"),
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of

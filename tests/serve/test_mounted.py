@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+import sqlalchemy as sa
 
 from atoll import Settings
 from atoll.server.server import Server
+from atoll.server.tables import previews
 from atoll.server.tenants import Quotas
 from atoll.testing.server import RunningServer
 from atoll.testing.waiting import BOUND_S, eventually
@@ -71,3 +74,30 @@ async def test_mcp_does_not_answer_without_a_key_and_its_streams_end_with_theirs
             async for _ in stream.aiter_bytes():
                 pass
         assert (await session.post("tools/list")).status_code == 401
+
+
+async def test_a_port_that_a_model_shows_has_a_url_of_the_server_until_its_sandbox_ends(
+    strict_server: RunningServer, server: Server
+) -> None:
+    _, key = await server.keys.create(tenant=TENANT, name="browse", role="member")
+    url = strict_server.url + "/mcp"
+    async with httpx2.AsyncClient(timeout=BOUND_S, headers={"X-API-Key": key.get_secret_value()}) as client:
+        session = Http(url, client)
+        await session.begin()
+        await session.shell("(python3 -m http.server 8000 --bind 127.0.0.1 >/dev/null 2>&1 &)")
+        answer = await session.post("tools/call", name="browse", arguments={"port": 8000})
+        (line,) = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+        shown = urlsplit(json.loads(line.removeprefix("data: "))["result"]["structuredContent"]["url"])
+        assert shown.port == strict_server.port
+        assert (shown.hostname or "").endswith(".atoll.localhost")
+        target = f"{strict_server.url}/?{shown.query}"
+        assert (await client.get(target, headers={"Host": shown.netloc})).status_code == 200
+        await client.delete(url, headers=session.headers)
+
+        async def has_none() -> bool:
+            async with server.database.read() as connection:
+                return (await connection.execute(sa.select(previews))).first() is None
+
+        await eventually(has_none, "the preview ended with its sandbox")
+        assert (await client.get(target, headers={"Host": shown.netloc})).status_code == 404
+    await eventually(lambda: _is_empty(server), "its sandboxes ended with it")

@@ -9,16 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from configparser import ConfigParser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import httpx2
 import pytest
+from websockets.asyncio.client import connect as terminal_at
+from websockets.exceptions import ConnectionClosed
 
 from atoll import NetworkPolicy, open as engine_of
 from atoll.drivers import locks
 from atoll.testing.server import RunningServer, running_server
-from atoll.testing.waiting import eventually, wait_until
+from atoll.testing.waiting import BOUND_S, eventually, wait_until
 from tests.docs.test_deploy import CONFINEMENT
 from tests.serve.conftest import answers, connect, read_all
 
@@ -142,6 +147,47 @@ async def test_sandboxes_are_taken_up_at_the_start_and_go_on_at_the_end_which_is
         again = await engine.get("kept")
         assert [each.id for each in await again.processes()] == [process.id]
         await again.destroy()
+
+
+async def test_after_a_crash_terminals_go_on_and_code_sessions_are_said_to_be_gone(
+    make_state_dir: Callable[[], Path],
+) -> None:
+    server = RunningServer(make_state_dir(), (), {})
+    server.start()
+    box = "/api/v1/sandboxes/kept"
+    try:
+        async with httpx2.AsyncClient(base_url=server.url, headers=server.headers, timeout=BOUND_S) as client:
+            (await client.post("/api/v1/sandboxes", json={"name": "kept"})).raise_for_status()
+            made = await client.post(f"{box}/code/sessions", json={})
+            assert made.status_code == 201, made.text
+            session = f"{box}/code/sessions/{made.json()['id']}"
+            url = f"{server.url.replace('http', 'ws', 1)}{box}/terminal"
+            async with terminal_at(url, additional_headers=server.headers) as terminal:
+                started = json.loads(await terminal.recv())
+                await anyio.to_thread.run_sync(server.kill)
+                with anyio.fail_after(BOUND_S), suppress(ConnectionClosed):
+                    while True:
+                        await terminal.recv()
+            await anyio.to_thread.run_sync(server.start)
+            gone = await client.post(f"{session}/execute", json={"code": "1"})
+            assert (gone.status_code, gone.json()["code"]) == (404, "code_session_not_found")
+            again = f"{url}?process={started['process']}&offset=0"
+            async with terminal_at(again, additional_headers=server.headers) as terminal:
+                await terminal.send(b"echo $((6 * 7))\n")
+                seen = b""
+                with anyio.fail_after(BOUND_S):
+                    while b"42\r\n" not in seen:
+                        message = await terminal.recv()
+                        seen += message if isinstance(message, bytes) else b""
+            (kernel,) = [
+                each["id"]
+                for each in (await client.get(f"{box}/processes")).json()["items"]
+                if each["live"] and each["id"] != started["process"]
+            ]
+            assert (await client.delete(f"{box}/processes/{kernel}")).status_code == 204
+            assert (await client.delete(box)).status_code == 204
+    finally:
+        server.stop()
 
 
 def test_metrics_count_requests_and_are_for_keys_of_the_server(strict_server: RunningServer) -> None:

@@ -63,8 +63,8 @@ async def exposed(state_dir: Path) -> AsyncIterator[Exposed]:
         await sandbox.spawn(["python3", "server.py"])
         async with Server.open(Settings(state_dir=state_dir)) as before:
             key_file(state_dir).write_text(before.first_key.get_secret_value() if before.first_key else "")
-            preview = await before.previews.expose("default", sandbox, 8000, wait_s=BOUND_S)
-            assert await before.previews.expose("default", sandbox, 8000) == preview
+            preview = await before.previews.expose("default", sandbox.info, 8000, wait_s=BOUND_S)
+            assert await before.previews.expose("default", sandbox.info, 8000) == preview
         with running_server(state_dir) as server:
             yield Exposed(server, preview, sandbox)
         await sandbox.destroy()

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from atoll.testing.server import RunningServer
+from atoll.testing.waiting import BOUND_S
 from tests.serve.conftest import say
 
 LARGE_HEADS = {
@@ -42,6 +43,24 @@ def test_a_large_body_without_a_length_is_refused(strict_server: RunningServer) 
     headers = {**strict_server.headers, "Content-Type": "application/json"}
     answer = httpx2.post(strict_server.url + "/api/v1/sandboxes", content=pieces(), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+def test_contents_of_files_and_inputs_of_processes_may_have_any_size(strict_server: RunningServer) -> None:
+    large = b"a" * 300_000
+    with httpx2.Client(
+        base_url=f"{strict_server.url}/api/v1", headers=strict_server.headers, timeout=BOUND_S
+    ) as client:
+        assert client.post("/sandboxes", json={"name": "filled"}).status_code == 201
+        written = client.put("/sandboxes/filled/files", params={"path": "large"}, content=large)
+        assert written.json()["size"] == len(large)
+        spawned = client.post("/sandboxes/filled/processes", json={"command": "wc -c > counted", "stdin": True}).json()[
+            "id"
+        ]
+        sent = client.post(f"/sandboxes/filled/processes/{spawned}/stdin", params={"eof": True}, content=large)
+        assert sent.status_code == 204, sent.text
+        client.get(f"/sandboxes/filled/processes/{spawned}/wait", params={"timeout_s": 10})
+        assert client.get("/sandboxes/filled/files", params={"path": "counted"}).text == "300000\n"
+        assert client.delete("/sandboxes/filled").status_code == 204
 
 
 def test_chunks_that_are_mostly_extensions_are_refused(strict_server: RunningServer) -> None:

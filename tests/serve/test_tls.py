@@ -48,7 +48,7 @@ async def test_its_own_certificate_is_for_its_names_and_previews_and_no_others(
         async with Server.open(settings) as before:
             assert before.first_key is not None
             key_file(state_dir).write_text(before.first_key.get_secret_value())
-            preview = await before.previews.expose("default", sandbox, listener.port)
+            preview = await before.previews.expose("default", sandbox.info, listener.port)
         authority = ServerTls(settings, state_dir).authority
         assert authority is not None
         made = authority.read_bytes()

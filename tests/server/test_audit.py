@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -9,7 +11,7 @@ import pytest
 
 from atoll.contract.errors import DatabaseUnavailable
 from atoll.server.audit import MAX_TEXT, AuditEvent
-from atoll.server.database import Database
+from atoll.server.database import Database, SqliteAppender
 from atoll.server.server import Server
 from atoll.settings import Settings
 
@@ -87,9 +89,35 @@ async def test_when_the_database_fails_so_does_record_and_later_ones_are_stored(
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Database, "_append", fail)
+        broken.setattr(SqliteAppender, "append", fail)
         broken.setattr(Database, "_append_remotely", fail)
         with pytest.raises(DatabaseUnavailable):
             await server.audit.record(event(2))
     await server.audit.record(event(3))
     assert [each.request_id for each in await server.audit.query(None)] == ["r3", "r1"]
+
+
+async def test_a_transaction_of_another_process_is_waited_for_without_holding_up_others(server: Server) -> None:
+    if not server.database.is_sqlite:
+        return  # PostgreSQL has no lock of the whole database
+    path = server.settings.resolve_state_dir() / "server" / "server.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.audit.record, event(1))
+            for _ in range(3):  # the event loop goes on
+                assert await server.audit.query(None) == []
+            other.execute("COMMIT")
+    assert [each.request_id for each in await server.audit.query(None)] == ["r1"]
+
+
+async def test_the_write_ahead_log_does_not_grow_without_end(server: Server) -> None:
+    if not server.database.is_sqlite:
+        return
+    log = server.settings.resolve_state_dir() / "server" / "server.db-wal"
+    sizes = []
+    for _ in range(4):
+        for number in range(1, 1001):
+            await server.audit.record(event(number))
+        sizes.append(log.stat().st_size)
+    assert sizes[-1] <= 2 * sizes[0]

@@ -11,6 +11,26 @@ export class Operations extends Requests {
     return this.json<Answer<"audit_list", 200>>("GET", `/api/v1/audit`, options);
   }
 
+  /** Upload a bundle: a gzipped tar with `manifest.json` and `tools/`. It is checked to its last byte, and nothing of it is executed. The same bytes again are the same bundle. */
+  bundlesCreate(options: RawBody & RequestOptions): Promise<Answer<"bundles_create", 200>> {
+    return this.json<Answer<"bundles_create", 200>>("POST", `/api/v1/bundles`, options, "application/gzip");
+  }
+
+  /** Delete a bundle, its bytes, and what was built of it. One that a config uses is refused. */
+  bundlesDelete(bundle: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/bundles/${segment(bundle)}`, options);
+  }
+
+  /** One bundle: its manifest, and what models are told about its tools. */
+  bundlesGet(bundle: string, options?: RequestOptions): Promise<Answer<"bundles_get", 200>> {
+    return this.json<Answer<"bundles_get", 200>>("GET", `/api/v1/bundles/${segment(bundle)}`, options);
+  }
+
+  /** The bundles of the tenant, by id. */
+  bundlesList(options?: Query<"bundles_list"> & RequestOptions): Promise<Answer<"bundles_list", 200>> {
+    return this.json<Answer<"bundles_list", 200>>("GET", `/api/v1/bundles`, options);
+  }
+
   /** Save a sandbox as it is now. It goes on. */
   checkpointsCreate(sandbox: string, options: JsonBody<"checkpoints_create"> & RequestOptions): Promise<Answer<"checkpoints_create", 201>> {
     return this.json<Answer<"checkpoints_create", 201>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/checkpoints`, options, "application/json");
@@ -291,6 +311,11 @@ export class Operations extends Requests {
     return this.json<Answer<"processes_wait", 200>>("GET", `/api/v1/sandboxes/${segment(sandbox)}/processes/${segment(process)}/wait`, options);
   }
 
+  /** Check the options of a sandbox, as far as they can be without creating it. What is wrong is answered as a create answers it. Secrets are not looked at, and quotas are not asked. */
+  sandboxesCheck(options: JsonBody<"sandboxes_check"> & RequestOptions): Promise<void> {
+    return this.nothing("POST", `/api/v1/sandboxes/check`, options, "application/json");
+  }
+
   /** The checkpoints of a sandbox, the oldest first. */
   sandboxesCheckpoints(sandbox: string, options?: Query<"sandboxes_checkpoints"> & RequestOptions): Promise<Answer<"sandboxes_checkpoints", 200>> {
     return this.json<Answer<"sandboxes_checkpoints", 200>>("GET", `/api/v1/sandboxes/${segment(sandbox)}/checkpoints`, options);
@@ -401,7 +426,7 @@ export class Operations extends Requests {
     return this.json<Answer<"sandboxes_shutdown", 200>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/shutdown`, options);
   }
 
-  /** Put it to sleep on disk, until it is next used. */
+  /** Put it to sleep on disk, until it is next used. The header Atoll-Slept says whether that was done now; if it would lose processes of one that is unused, that is paused instead. */
   sandboxesSleep(sandbox: string, options?: Query<"sandboxes_sleep"> & RequestOptions): Promise<Answer<"sandboxes_sleep", 200>> {
     return this.json<Answer<"sandboxes_sleep", 200>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/sleep`, options);
   }

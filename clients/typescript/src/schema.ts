@@ -40,6 +40,55 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/bundles": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Bundles
+         * @description The bundles of the tenant, by id.
+         */
+        get: operations["bundles_list"];
+        put?: never;
+        /**
+         * Create
+         * @description Upload a bundle: a gzipped tar with `manifest.json` and `tools/`. It is checked to its last byte, and nothing of
+         *     it is executed. The same bytes again are the same bundle.
+         */
+        post: operations["bundles_create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/bundles/{bundle}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description One bundle: its manifest, and what models are told about its tools.
+         */
+        get: operations["bundles_get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete
+         * @description Delete a bundle, its bytes, and what was built of it. One that a config uses is refused.
+         */
+        delete: operations["bundles_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/checkpoints": {
         parameters: {
             query?: never;
@@ -1264,7 +1313,8 @@ export interface paths {
         put?: never;
         /**
          * Sleep
-         * @description Put it to sleep on disk, until it is next used.
+         * @description Put it to sleep on disk, until it is next used. The header Atoll-Slept says whether that was done now; if it
+         *     would lose processes of one that is unused, that is paused instead.
          */
         post: operations["sandboxes_sleep"];
         delete?: never;
@@ -1327,6 +1377,27 @@ export interface paths {
          * @description Start a sandbox that sleeps, was shut down or has ended, and resume a paused one.
          */
         post: operations["sandboxes_wake"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sandboxes/check": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Check
+         * @description Check the options of a sandbox, as far as they can be without creating it. What is wrong is answered as a create
+         *     answers it. Secrets are not looked at, and quotas are not asked.
+         */
+        post: operations["sandboxes_check"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1640,7 +1711,7 @@ export interface components {
              */
             role: "admin" | "member";
             /** Scopes */
-            scopes: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "webhooks" | "audit" | "keys" | "tenants")[];
+            scopes: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "bundles" | "webhooks" | "audit" | "keys" | "tenants")[];
             /** Tenant */
             tenant: string | null;
         };
@@ -1752,6 +1823,31 @@ export interface components {
              * @enum {string}
              */
             verdict: "allowed" | "denied" | "failed";
+        };
+        /**
+         * BundleManifest
+         * @description What a bundle declares.
+         */
+        BundleManifest: {
+            /** Build Command */
+            build_command?: string | null;
+            /**
+             * Node Modules
+             * @default []
+             */
+            node_modules: string[];
+            /**
+             * Requirements
+             * @default []
+             */
+            requirements: string[];
+            /**
+             * Schema Version
+             * @constant
+             */
+            schema_version: 1;
+            /** Tools */
+            tools: components["schemas"]["ManifestTool"][];
         };
         /**
          * CallBody
@@ -2232,6 +2328,8 @@ export interface components {
         HostFacts: {
             /** Image */
             image: string;
+            /** Runtime */
+            runtime: string | null;
             /** Runtimes */
             runtimes: components["schemas"]["UsableRuntime"][];
             /** Tenant */
@@ -2310,7 +2408,7 @@ export interface components {
              * Scopes
              * @description Unset: all that the role has.
              */
-            scopes?: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "webhooks" | "audit" | "keys" | "tenants")[] | null;
+            scopes?: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "bundles" | "webhooks" | "audit" | "keys" | "tenants")[] | null;
             /**
              * Server
              * @description A key of the server itself, which may act in every tenant; for keys of the server only.
@@ -2337,6 +2435,22 @@ export interface components {
             open_files?: number | null;
             /** Pids */
             pids?: number | null;
+        };
+        /**
+         * ManifestTool
+         * @description A tool of a bundle.
+         */
+        ManifestTool: {
+            /** Description */
+            description?: string | null;
+            /** Entrypoint */
+            entrypoint: string;
+            /** Input Schema */
+            input_schema?: {
+                [key: string]: unknown;
+            } | null;
+            /** Name */
+            name: string;
         };
         /**
          * MatchBody
@@ -2547,6 +2661,16 @@ export interface components {
         Page_SessionBody_: {
             /** Items */
             items: components["schemas"]["SessionBody"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
+        /** StoredBundlePage */
+        Page_StoredBundle_: {
+            /** Items */
+            items: components["schemas"]["StoredBundle"][];
             /**
              * Next
              * @description The cursor of the next page, for `after`. Null: this is the last one.
@@ -3259,6 +3383,28 @@ export interface components {
             /** Uid */
             uid: number;
         };
+        /**
+         * StoredBundle
+         * @description A bundle of a tenant.
+         */
+        StoredBundle: {
+            /** Bundle Id */
+            bundle_id: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            manifest: components["schemas"]["BundleManifest"];
+            /** Sha256 */
+            sha256: string;
+            /** Size Bytes */
+            size_bytes: number;
+            /** Tools */
+            tools: components["schemas"]["ToolSchema"][];
+            /** Url */
+            url: string;
+        };
         /** SymlinkBody */
         SymlinkBody: {
             /**
@@ -3408,6 +3554,20 @@ export interface components {
             needs_approval?: boolean;
         };
         /**
+         * ToolSchema
+         * @description A tool as a model sees it.
+         */
+        ToolSchema: {
+            /** Description */
+            description: string;
+            /** Input Schema */
+            input_schema: {
+                [key: string]: unknown;
+            };
+            /** Name */
+            name: string;
+        };
+        /**
          * Truncation
          * @description The bytes that a limit on output left out: `start` up to, not including, `end` of `total`.
          */
@@ -3418,6 +3578,28 @@ export interface components {
             start: number;
             /** Total */
             total: number;
+        };
+        /**
+         * UploadedBundle
+         * @description What a config names: `nap-bundle://<bundle_id>` and the digest.
+         */
+        UploadedBundle: {
+            /**
+             * Bundle Id
+             * @example bdl_5b1f0c9e7d2a4f6380c1e2d3
+             */
+            bundle_id: string;
+            /**
+             * Sha256
+             * @description Of the bytes that were uploaded, in hexadecimal.
+             * @example 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+             */
+            sha256: string;
+            /**
+             * Size Bytes
+             * @example 4096
+             */
+            size_bytes: number;
         };
         /** UsableRuntime */
         UsableRuntime: {
@@ -3691,6 +3873,108 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["Page_AuditEvent_"];
                 };
+            };
+        };
+    };
+    bundles_list: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_StoredBundle_"];
+                };
+            };
+        };
+    };
+    bundles_create: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/gzip": string;
+            };
+        };
+        responses: {
+            /** @description It was there already. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedBundle"];
+                };
+            };
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedBundle"];
+                };
+            };
+        };
+    };
+    bundles_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a bundle. */
+                bundle: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StoredBundle"];
+                };
+            };
+        };
+    };
+    bundles_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a bundle. */
+                bundle: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
         };
     };
@@ -5807,6 +6091,28 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["SandboxInfo"];
                 };
+            };
+        };
+    };
+    sandboxes_check: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SandboxRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
         };
     };

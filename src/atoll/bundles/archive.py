@@ -462,7 +462,7 @@ async def verify(path: Path, sha256: str) -> None:
 
 
 def pack(directory: Path, target: BinaryIO, *, names: Sequence[str] | None = None) -> None:
-    """Pack a directory as a bundle. The same files give the same bytes, whoever packs them and when.
+    """Pack a directory as a bundle. The same files give the same bytes, at any time and for any user.
 
     Raises:
         BundleFailed: it has no `manifest.json`, or has files that a bundle cannot have.

@@ -1,15 +1,14 @@
 """Building a bundle: its files and packages in a sandbox, kept as a checkpoint that workspaces begin from.
 
 Owns what is installed where, under which policy, and that each bundle is built once for an image and a runtime: a
-checkpoint's label is made of the three. It has no secrets and no policy in it, and is there whole or not at all: a
-build that is interrupted leaves a sandbox that ends by itself, and nothing that is used later. Not here: the sandbox of
-a workspace (`workspace.py`), and when a bundle is deleted (`server/bundles.py`).
+checkpoint's label is made of the three. It has no secrets and no policy in it, and is there whole or not at all: of a
+build that is interrupted a sandbox is left, which the next build or the end of its lifetime removes, and nothing else.
+Not here: the sandbox of a workspace (`workspace.py`), and when a bundle is deleted (`server/bundles.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
@@ -108,7 +107,10 @@ async def build(
             return
         contents = await read_bundle(spec.path)
         check_digest(contents.sha256, spec.sha256)
-        async with _sandbox(engine, spec, contents.manifest, admit) as sandbox:
+        name = f"{_LABEL}build-{hashlib.sha256(label.encode()).hexdigest()[:16]}"
+        with suppress(SandboxNotFound):  # of a process that was killed
+            await engine.destroy(name)
+        async with _sandbox(engine, name, spec, contents.manifest, admit) as sandbox:
             await sandbox.files.mkdir(BUNDLE_DIRECTORY)
             await push(sandbox, BUNDLE_DIRECTORY, repack(spec.path, spec.sha256))
             await _install(sandbox, contents.manifest, on_output)
@@ -120,10 +122,9 @@ async def build(
 
 @asynccontextmanager
 async def _sandbox(
-    engine: Engine, spec: BuildSpec, manifest: BundleManifest, admit: Admission | None
+    engine: Engine, name: str, spec: BuildSpec, manifest: BundleManifest, admit: Admission | None
 ) -> AsyncIterator[Sandbox]:
     needs_network = bool(manifest.requirements or manifest.node_modules or manifest.build_command)
-    name = f"{_LABEL}build-{os.urandom(6).hex()}"
     limits = engine.effective_limits(spec.limits, spec.runtime)
     async with nullcontext() if admit is None else admit(name, limits):
         try:

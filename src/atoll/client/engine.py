@@ -37,10 +37,12 @@ from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
     InvalidRequest,
+    OutcomeUnknown,
     RuntimeUnavailable,
     SandboxNotFound,
     ServerUnavailable,
 )
+from atoll.contract.frozen import Frozen
 from atoll.contract.model import (
     Checkpoint,
     ExportResult,
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
 _RECEIVE_BYTES = 1024 * 1024
 UNDO_S = 60.0
 """How long a create that was cancelled may take to be undone."""
+_UNDO_PAUSE_S = 1.0
 
 
 def connect(
@@ -313,22 +316,52 @@ class RemoteEngine(Engine):
         defaults = {"image": self.default_image, "runtime": self._settings.runtime}
         spec = validate_spec(**{**defaults, **given, "name": "sandbox"})
         self.effective_limits(spec.limits, spec.runtime)
+        # What only the server's machine can tell: its directories, its volumes, and what its operator allows.
+        body = {"image": self._own_image(), "runtime": self._settings.runtime, **given}
+        wanted = {each: _plain(value) for each, value in _given(body).items()}
+        await self._http.post(path_of("sandboxes", "check"), wanted)
 
     def _own_image(self) -> str | None:
         """The image that the settings of this program name. None: the server's default."""
         return None if self._settings.image == Settings().image else self._settings.image
 
     async def _made(self, path: str, body: Mapping[str, object], *, undo: Any) -> Any:
-        """Send a request that makes something, with an `Idempotency-Key`. If this is cancelled, or the connection is
-        lost for good, `undo` is given the answer that it would have had: nothing is left."""
+        """Send a request that makes something, with an `Idempotency-Key`. If this is cancelled, or the server is away
+        for too long, `undo` is given the answer that it would have had: nothing is left.
+
+        Raises:
+            ServerUnavailable: it is away, and nothing was made.
+            OutcomeUnknown: it is away for longer than `UNDO_S`, and may have made it.
+        """
         key = new_key()
         given = _given(body)
         try:
             return await self._http.post(path, given, key=key)
-        except (anyio.get_cancelled_exc_class(), ServerUnavailable):
-            with anyio.move_on_after(UNDO_S, shield=True), contextlib.suppress(AtollError):
-                await undo(await self._http.post(path, given, key=key))
+        except anyio.get_cancelled_exc_class():
+            await self._undone(path, given, key, undo)
             raise
+        except ServerUnavailable as error:
+            if not error.details.get("sent", True) or await self._undone(path, given, key, undo):
+                raise
+            raise OutcomeUnknown(
+                "the server went away while it carried this request out, and it is not known how far it came; look at "
+                "the state when it is back, and ask for what is missing"
+            ) from error
+
+    async def _undone(self, path: str, body: Mapping[str, object], key: str, undo: Any) -> bool:
+        """Whether nothing is left of a request. A server that is away is waited for, for `UNDO_S`."""
+        with anyio.move_on_after(UNDO_S, shield=True):
+            while True:
+                try:
+                    await undo(await self._http.post(path, body, key=key))
+                except OutcomeUnknown:
+                    return False
+                except AtollError as error:
+                    if error.retryable:
+                        await anyio.sleep(_UNDO_PAUSE_S)
+                        continue
+                return True  # or it was refused, or what it made is gone
+        return False
 
     async def _undo_create(self, made: Mapping[str, Any]) -> None:
         await self.destroy_id(made["id"])
@@ -390,12 +423,18 @@ class RemoteEngine(Engine):
 
     # ---- sleeping and waking ----
 
-    async def _do(self, name: str, verb: str, **params: object) -> SandboxInfo:
+    async def _do(self, name: str, verb: str) -> SandboxInfo:
+        return (await self._ask_to(name, verb, {}))[0]
+
+    async def _ask_to(
+        self, name: str, verb: str, params: Mapping[str, object]
+    ) -> tuple[SandboxInfo, Mapping[str, str]]:
+        """The sandbox afterwards, and the headers of the answer."""
         async with self._named(name):
             answer = await self._http.send("POST", path_of("sandboxes", name, verb), params=params)
         info = SandboxInfo.model_validate(answer.json())
         self._sandboxes.renew(info)
-        return info
+        return info, answer.headers
 
     async def pause(self, name: str) -> None:
         await self._do(name, "pause")
@@ -410,8 +449,8 @@ class RemoteEngine(Engine):
         await self._sandboxes.disconnect((await self._do(name, "shutdown")).id)
 
     async def sleep_unused(self, name: str, after: timedelta) -> bool:
-        info = await self._do(name, "sleep", unused_for_s=after.total_seconds())
-        if info.status != "sleeping":
+        info, headers = await self._ask_to(name, "sleep", {"unused_for_s": after.total_seconds()})
+        if headers.get("Atoll-Slept") != "true":  # its status does not tell: it may be paused for it, or have slept
             return False
         await self._sandboxes.disconnect(info.id)
         return True
@@ -506,7 +545,8 @@ class RemoteEngine(Engine):
 
     async def _undo_fork(self, made: Mapping[str, Any]) -> None:
         for each in made["items"]:
-            await self.destroy_id(each["id"])
+            with contextlib.suppress(SandboxNotFound):
+                await self.destroy_id(each["id"])
 
     async def _fork_former(self, source: str, checkpoint: str, names: Sequence[str]) -> builtins.list[Sandbox]:
         """Of a sandbox that was destroyed, whose checkpoints there are. All of them, or none."""
@@ -688,8 +728,13 @@ def _given(options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _plain(model: Any) -> Any:
-    return None if model is None else model.model_dump(mode="json", exclude_none=True)
+def _plain(value: Any) -> Any:
+    """As JSON has it. A model without what is unset."""
+    if isinstance(value, Frozen):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _secret(secret: Secret) -> dict[str, object]:

@@ -78,7 +78,7 @@ def _kinds(kind: type[AtollError]) -> Iterator[type[AtollError]]:
             yield each
 
 
-def unreachable(error: BaseException | None) -> ServerUnavailable:
-    """The error of a server that cannot be reached, or that went away."""
+def unreachable(error: BaseException | None, *, sent: bool = True) -> ServerUnavailable:
+    """The error of a server that cannot be reached, or that went away. `sent`: it may have got the request."""
     reason = str(error) or type(error).__name__ if error is not None else "the connection was closed"
-    return ServerUnavailable(f"the server cannot be reached: {reason}")
+    return ServerUnavailable(f"the server cannot be reached: {reason}", sent=sent)

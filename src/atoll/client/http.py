@@ -133,10 +133,10 @@ class HttpClient:
                 answer = await self._client.send(request)
             except httpx2.TransportError as error:
                 never_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
-                if not (repeatable or never_sent) or anyio.current_time() + pause_s > deadline:
-                    raise unreachable(error) from error
-                await anyio.sleep(pause_s)
                 repeated |= not never_sent
+                if not (repeatable or never_sent) or anyio.current_time() + pause_s > deadline:
+                    raise unreachable(error, sent=repeated) from error
+                await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             done_before = method == "DELETE" and answer.status_code == 404 and repeated  # by the request that was lost

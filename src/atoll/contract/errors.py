@@ -44,6 +44,7 @@
     │   └── GuestProtocolError      (ConnectionError)   it broke the protocol and was stopped
     ├── ExecTimeout                 (TimeoutError)      the command timed out; its process tree is killed
     ├── ServerUnavailable           (ConnectionError)   the server of `atoll.connect` cannot be reached, or went away
+    ├── FetchFailed                 (ConnectionError)   `fetch_data` was refused, or its request failed
     ├── ModelFailed                 the model request failed, or its answer is unusable
     │   ├── ModelUnavailable        (ConnectionError)   temporarily; it may be retried
     │   └── ScriptFailed                                a scripted model got another input than its script
@@ -396,6 +397,16 @@ class ServerUnavailable(AtollError, ConnectionError):
 
     code = "server_unavailable"
     retryable = True
+
+
+class FetchFailed(AtollError, ConnectionError):
+    """A request of `fetch_data` is not allowed, or has failed. `status` is the server's, if there was an answer."""
+
+    code = "fetch_failed"
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message, status=status)
+        self.status = status
 
 
 class ModelFailed(AtollError):

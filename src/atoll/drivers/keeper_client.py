@@ -26,6 +26,7 @@ from atoll.contract.driver import Lifetime
 from atoll.contract.errors import LaunchFailed, SandboxDied, SandboxError, Unenforceable
 from atoll.contract.protocol import HEADER, FrameType, FreezeAction, Tag, decode_fields, encode_fields, encode_frame
 from atoll.drivers.activity import read_activity
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.drivers.locks import is_held, read_small
 
 _ACTIONS = {"pause": FreezeAction.PAUSE, "hold": FreezeAction.HOLD, "quiesce": FreezeAction.QUIESCE}
@@ -103,7 +104,7 @@ class KeeperSocket:
         """
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            async with await anyio.connect_unix(f"/proc/self/fd/{fd}/sock") as stream:
+            async with await KeeperStream.connect(f"/proc/self/fd/{fd}/sock") as stream:
                 with anyio.fail_after(_START_S):
                     await _receive(anyio.streams.buffered.BufferedByteReceiveStream(stream), FrameType.HELLO)
         except (OSError, anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError) as error:
@@ -134,7 +135,7 @@ async def _request(
     """The payload of the keeper's answer to one frame, and the connection, which is open until the context ends."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        stream = await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
+        stream = await KeeperStream.connect(f"/proc/self/fd/{fd}/sock")
     except OSError as error:
         raise SandboxDied("the sandbox has ended: its keeper does not answer") from error
     finally:

@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -28,7 +28,7 @@ from atoll.contract.driver import Driver
 from atoll.contract.errors import AtollError, GuestProtocolError, SandboxDied, SandboxError, SandboxNotFound
 from atoll.contract.model import Preview, ProcessInfo, RuntimeName, SandboxInfo, SandboxSpec, SystemProcess, Usage
 from atoll.drivers import storage
-from atoll.drivers.locks import is_held
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.runtime.egress.server import EgressServer, EgressServers
 from atoll.runtime.guest.connection import GuestConnection
 from atoll.runtime.guest.process import list_epoll_waiters, list_processes
@@ -52,6 +52,17 @@ if TYPE_CHECKING:
 _MAX_LAUNCHES = 8
 """Sandboxes that this process starts at once. With more, each start takes longer and none ends earlier."""
 _log = logging.getLogger(__name__)
+
+
+class PortPublisher(Protocol):
+    """Where ports of sandboxes are exposed in place of this engine's own address: a server, at URLs that stay."""
+
+    async def expose(self, namespace: str, sandbox: SandboxInfo, port: int, *, wait_s: float = 0) -> Preview: ...
+
+    async def list(self, namespace: str, sandbox: SandboxInfo | None = None) -> builtins.list[Preview]: ...
+
+    async def take_back(self, namespace: str, sandbox_id: str, port: int | None = None) -> bool:
+        """End the preview of a port, or all of a sandbox. False: there was none."""
 
 
 class Connections:
@@ -79,14 +90,15 @@ class Connections:
         self._lifecycle = lifecycle
         self._vault = vault
         self._choose = choose
+        self.publisher: PortPublisher | None = None
         self._preview_address = preview_address
         self._previews: Previews | None = None
         self._sandboxes: dict[str, Sandbox] = {}
         self._manifests: dict[str, Manifest] = {}
         """The manifest of each open sandbox, as it was when a connection was last made."""
         self._creating: set[str] = set()
-        self._recorded: dict[str, tuple[tuple[int, int] | None, RecordedSandbox]] = {}
-        """The sandboxes that were listed last, with the version of their manifests."""
+        self._recorded: dict[str, dict[str, tuple[tuple[int, int] | None, RecordedSandbox]]] = {}
+        """The sandboxes of each namespace that were listed last, with the version of their manifests."""
 
     @property
     def previews(self) -> Previews:
@@ -98,6 +110,11 @@ class Connections:
         return self._previews
 
     # ---- handles ----
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a connection to a guest."""
+        return any(each._is_connected for each in self._sandboxes.values())  # noqa: SLF001 - this is their owner
 
     def find(self, id: str) -> Sandbox | None:
         """The handle of a sandbox, if it is open here."""
@@ -141,44 +158,51 @@ class Connections:
                 return describe(self._store.read(manifest.id) or manifest, directory, driver, expires_at=expires_at)
         return info
 
-    def list(self, prefix: str) -> builtins.list[SandboxInfo]:
-        """See `Engine.list`. Manifests that have not been written since the last call are not read again."""
+    def list(self, prefix: str, namespace: str | None = None) -> builtins.list[SandboxInfo]:
+        """See `Engine.list`. Manifests that have not been written since the last call are not read again. `namespace`:
+        of another one."""
+        store = self._store if namespace is None else self._store.within(namespace)
+        before = self._recorded.get(store.namespace, {})
         found, recorded = [], {}
-        uncommitted = self._store.uncommitted()
-        drivers, expiries = self.engine.drivers(), self._store.expiries()
-        for name, id in self._store.named(prefix):
-            version = self._store.version(id)
-            known = self._recorded.get(id)
+        uncommitted = store.uncommitted()
+        drivers, expiries = self.engine.drivers(), store.expiries()
+        for name, id in store.named(prefix):
+            version = store.version(id)
+            known = before.get(id)
             if known is None or version is None or known[0] != version:
                 try:
-                    manifest = self._store.read(id or self._store.lookup(name))
+                    manifest = store.read(id or store.lookup(name))
                 except SandboxNotFound:
                     continue
                 except SandboxError as error:
-                    found.append(self._describe_unreadable(id, name, unreadable(error)))
+                    found.append(self._describe_unreadable(store, id, name, unreadable(error)))
                     continue
                 if manifest is None:
-                    if self._store.is_lost(self._store.entry(name), id):
-                        found.append(self._describe_unreadable(id, name, "its record is missing"))
+                    if store.is_lost(store.entry(name), id):
+                        found.append(self._describe_unreadable(store, id, name, "its record is missing"))
                     continue
                 known = version, RecordedSandbox.of(manifest)
             recorded[id] = known
-            directory = self._store.directory(id)
-            is_busy = id in uncommitted and is_held(directory / "busy.lock")
+            directory = store.directory(id)
             driver = drivers.get(known[1].runtime)
+            is_busy = id in uncommitted and store.is_being_created(id)
+            if id in uncommitted and not is_busy and not known[1].info.ephemeral:
+                running = driver is not None and driver.pid(directory) is not None
+                if store.is_undone(id, running=running):
+                    continue
             info = known[1].now(directory, driver, is_busy=is_busy, expires_at=expiries.get(id))
             if info.status == "error":  # or another process has put it to sleep since the manifest was read
                 with contextlib.suppress(SandboxError):
-                    manifest = self._store.read(id)
+                    manifest = store.read(id)
                     info = self.info(manifest) if manifest else info
             found.append(info)
-        self._recorded = recorded if not prefix else self._recorded | recorded
+        self._recorded[store.namespace] = recorded if not prefix else before | recorded
         return found
 
-    def _describe_unreadable(self, id: str, name: str, reason: str) -> SandboxInfo:
+    def _describe_unreadable(self, store: StateStore, id: str, name: str, reason: str) -> SandboxInfo:
         """A sandbox whose manifest cannot be read, as `Engine.list` shows it."""
         any_driver = next(iter(self.engine.drivers().values()), None)
-        return describe_unreadable(id, self._store.namespace, name, self._store.directory(id), reason, any_driver)
+        return describe_unreadable(id, store.namespace, name, store.directory(id), reason, any_driver)
 
     def spec(self, id: str) -> SandboxSpec | None:
         """The spec in the manifest as it is on disk now. None: the sandbox was removed."""
@@ -299,13 +323,20 @@ class Connections:
         await self.remove(info.id, entry_of(info.namespace, info.name), self._choose(info.runtime))
 
     async def expose(self, info: SandboxInfo, port: int, dial: DialPort, *, wait_s: float) -> Preview:
+        if self.publisher is not None:
+            return await self.publisher.expose(info.namespace, info, port, wait_s=wait_s)
         return await self.previews.expose(info, port, dial, wait_s=wait_s)
 
     async def unexpose(self, info: SandboxInfo, port: int) -> None:
-        self.previews.unexpose(info.id, port)
-        await anyio.lowlevel.checkpoint()
+        if self.publisher is not None:
+            await self.publisher.take_back(info.namespace, info.id, port)
+        else:
+            self.previews.unexpose(info.id, port)
+            await anyio.lowlevel.checkpoint()
 
     async def list_previews(self, info: SandboxInfo) -> builtins.list[Preview]:
+        if self.publisher is not None:
+            return await self.publisher.list(info.namespace, info)
         await anyio.lowlevel.checkpoint()
         return self.previews.of(info.id)
 
@@ -333,7 +364,7 @@ class Connections:
         except FileNotFoundError:
             raise SandboxNotFound(manifest.spec.name, self._store.names()) from None
         try:
-            return await anyio.connect_unix(f"/proc/self/fd/{fd}/sock")
+            return await KeeperStream.connect(f"/proc/self/fd/{fd}/sock")
         finally:
             os.close(fd)
 
@@ -444,6 +475,9 @@ class Connections:
         self._manifests.pop(id, None)
         if sandbox is not None:
             await sandbox.aclose()
+        if self.publisher is not None and manifest is not None:
+            with contextlib.suppress(AtollError):  # then they are taken back when somebody asks for them
+                await self.publisher.take_back(manifest.namespace, id)
         has_layers = not is_readable or (manifest is not None and manifest.layers)
         if has_layers and not (locked or held):
             await self._lifecycle.remove_unreferenced(timeout_s=1)

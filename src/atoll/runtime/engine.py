@@ -53,7 +53,7 @@ from atoll.contract.model import (
 from atoll.contract.names import check_name, check_namespace
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
-from atoll.runtime.connections import Connections
+from atoll.runtime.connections import Connections, PortPublisher
 from atoll.runtime.egress import audit
 from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.lifecycle import Lifecycle
@@ -241,6 +241,15 @@ class LocalEngine(Engine):
     def previews(self) -> Previews:
         """The ports of sandboxes that this process exposes. It listens once the first port is exposed."""
         return self._connections.previews
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is connected to sandboxes, whose commands and egress it may serve, or keeps warm pools filled."""
+        return self._connections.has_any or ("_provisioner" in vars(self) and self._warm_pools.is_busy)
+
+    def publish_at(self, publisher: PortPublisher) -> None:
+        """From now on expose ports there, and not at an address of this process."""
+        self._connections.publisher = publisher
 
     @property
     def egress_servers(self) -> EgressServers:
@@ -533,7 +542,13 @@ class LocalEngine(Engine):
             plural = "copy" if count == 1 else "copies"
             given = "1 name" if len(names) == 1 else f"{len(names)} names"
             raise InvalidRequest(f"fork: {count} {plural} requested, {given} given; give one name for each copy")
-        forks = await self._provisioner.fork(source, checkpoint, names)
+        return await self.fork_labelled(source, names, {}, checkpoint=checkpoint)
+
+    async def fork_labelled(
+        self, source: str, names: Sequence[str], labels: Mapping[str, str], *, checkpoint: str | None = None
+    ) -> builtins.list[Sandbox]:
+        """`fork`, with labels that the forks have besides those of `source`: for those who must find them again."""
+        forks = await self._provisioner.fork(source, checkpoint, names, labels)
         self._recovery.watch_expiries(self._tasks, *(fork.info for fork in forks))
         return forks
 
@@ -601,6 +616,12 @@ class LocalEngine(Engine):
             for info in found
             if all(key in info.labels and value in (None, info.labels[key]) for key, value in wanted)
         ]
+
+    async def list_in(self, namespace: str) -> builtins.list[SandboxInfo]:
+        """`list`, of another namespace of the state directory: for those who watch all of them."""
+        found = await anyio.to_thread.run_sync(self._connections.list, "", namespace)
+        self._recovery.watch_expiries(self._tasks)
+        return found
 
     async def unreadable_records(self) -> dict[str, str]:
 

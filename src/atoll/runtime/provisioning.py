@@ -346,11 +346,17 @@ class Provisioner:
             with anyio.CancelScope(shield=True), contextlib.suppress(AtollError):
                 await self._lifecycle.remove_unreferenced(timeout_s=1)
 
-    async def fork(self, source: str, checkpoint: str | None, names: Sequence[str]) -> list[Sandbox]:
-        """One sandbox for each name, from `source` at a checkpoint or as it is now. All of them, or none."""
+    async def fork(
+        self, source: str, checkpoint: str | None, names: Sequence[str], labels: Mapping[str, str]
+    ) -> list[Sandbox]:
+        """One sandbox for each name, from `source` at a checkpoint or as it is now. All of them, or none. They have
+        `labels` besides those of `source`."""
+        for name in names:
+            check_name(name)
+            await self._require_free(name)
         async with self.snapshot(source, checkpoint) as record:
             parent = record.checkpoint.id if checkpoint is not None else record.checkpoint.parent
-            return await self._fork(record, names, parent=parent)
+            return await self._fork(record, names, labels, parent=parent)
 
     async def create_from(self, checkpoint: str, given: SandboxSpec, secrets: SandboxSecrets | None = None) -> Sandbox:
         """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has.
@@ -422,14 +428,16 @@ class Provisioner:
         own = {"ephemeral": False, "network": policy.network, "indexes": policy.indexes}
         return validate_spec(**{**record.spec.model_dump(), **own, **changes})
 
-    async def _fork(self, record: CheckpointRecord, names: Sequence[str], *, parent: str | None) -> list[Sandbox]:
+    async def _fork(
+        self, record: CheckpointRecord, names: Sequence[str], labels: Mapping[str, str], *, parent: str | None
+    ) -> list[Sandbox]:
         driver = self._choose(record.checkpoint.runtime)
         memory = self._checkpoints.memory(record)
         made: list[Sandbox] = []
         failures: list[AtollError] = []
 
         async def one(name: str, group: str) -> None:
-            spec = self._spec_of(record, {"name": name})
+            spec = self._spec_of(record, {"name": name, "labels": {**record.spec.labels, **labels}})
             try:
                 made.append(await self._make(spec, driver, record, memory=memory, checkpoint=parent, group=group))
             except AtollError as error:

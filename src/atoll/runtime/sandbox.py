@@ -487,9 +487,14 @@ class Sandbox:
 
     # ----------------------------------------------------------------------------------------- the sandbox itself
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether there is a connection to its guest."""
+        return self._connection is not None and self._connection.failure is None
+
     async def connect(self) -> None:
         """Connect now rather than with the first call. Does nothing if there is a connection."""
-        if self._connection is None or self._connection.failure is not None:
+        if not self._is_connected:
             await self._connect()
 
     async def stat(self, *, disk: bool = True) -> Usage:

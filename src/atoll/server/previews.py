@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from atoll.contract.errors import SandboxDied, SandboxNotFound
-from atoll.contract.model import Preview
+from atoll.contract.model import Preview, SandboxInfo
 from atoll.runtime.http1 import Headers
 from atoll.runtime.previews.router import (
     PARAMETER,
@@ -86,7 +86,7 @@ class ServerPreviews:
             for row in (await connection.execute(sa.select(table))).all():
                 self._remember(row.tenant, row.sandbox_id, row.sandbox, row.port, row.token)
 
-    async def expose(self, tenant: str, sandbox: Sandbox, port: int, *, wait_s: float = 0) -> Preview:
+    async def expose(self, namespace: str, sandbox: SandboxInfo, port: int, *, wait_s: float = 0) -> Preview:
         """Expose a port of a sandbox, at the URL that it has had, if it is exposed already.
 
         Raises:
@@ -95,18 +95,18 @@ class ServerPreviews:
             DatabaseUnavailable: the database does not answer.
         """
         check_port(port, wait_s)
-        label = self._of.get((tenant, sandbox.id, port))
+        label = self._of.get((namespace, sandbox.id, port))
         if label is None:
-            candidate = self._make(tenant, sandbox.id, sandbox.name, port, secrets.token_urlsafe(24))
+            candidate = self._make(namespace, sandbox.id, sandbox.name, port, secrets.token_urlsafe(24))
             if wait_s > 0:
                 await wait_listening(candidate, wait_s)
-            label = label_of(tenant, sandbox.name, port)
-            stale = (table.c.tenant == tenant) & (table.c.sandbox == sandbox.name) & (table.c.port == port)
+            label = label_of(namespace, sandbox.name, port)
+            stale = (table.c.tenant == namespace) & (table.c.sandbox == sandbox.name) & (table.c.port == port)
             async with self._database.write(durable=True) as connection:
                 await connection.execute(sa.delete(table).where(stale))
                 await connection.execute(
                     sa.insert(table).values(
-                        tenant=tenant,
+                        tenant=namespace,
                         sandbox_id=sandbox.id,
                         sandbox=sandbox.name,
                         port=port,
@@ -115,26 +115,26 @@ class ServerPreviews:
                     )
                 )
             self._forget(label)
-            self._remember(tenant, sandbox.id, sandbox.name, port, candidate.preview.token)
+            self._remember(namespace, sandbox.id, sandbox.name, port, candidate.preview.token)
         elif wait_s > 0:
             await wait_listening(self._exposed[label], wait_s)
         return self._shown(label)
 
-    async def list(self, tenant: str, sandbox: Sandbox | None = None) -> list[Preview]:
+    async def list(self, namespace: str, sandbox: SandboxInfo | None = None) -> list[Preview]:
         """The previews of a tenant, or of one of its sandboxes, by sandbox and port."""
         found = [
             self._shown(label)
             for (owner, id, _port), label in self._of.items()
-            if owner == tenant and (sandbox is None or sandbox.id == id)
+            if owner == namespace and (sandbox is None or sandbox.id == id)
         ]
         return sorted(found, key=lambda preview: (preview.sandbox, preview.port))
 
-    async def take_back(self, tenant: str, sandbox_id: str, port: int | None = None) -> bool:
+    async def take_back(self, namespace: str, sandbox_id: str, port: int | None = None) -> bool:
         """End a preview, or all of a sandbox, and what is under way through it. False: there was none."""
-        ended = [key for key in self._of if key[:2] == (tenant, sandbox_id) and port in (None, key[2])]
+        ended = [key for key in self._of if key[:2] == (namespace, sandbox_id) and port in (None, key[2])]
         if not ended:
             return False
-        mine = (table.c.tenant == tenant) & (table.c.sandbox_id == sandbox_id)
+        mine = (table.c.tenant == namespace) & (table.c.sandbox_id == sandbox_id)
         async with self._database.write(durable=True) as connection:
             await connection.execute(sa.delete(table).where(mine if port is None else mine & (table.c.port == port)))
         for key in ended:

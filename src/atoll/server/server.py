@@ -88,7 +88,7 @@ class Server:
         self.events = Events(database, self.list_sandboxes, self.webhooks.enqueue)
         self.events.on_commit = self.webhooks.wake
         self.history = UsageHistory(self.list_sandboxes, self._get_sandbox)
-        self.previews = ServerPreviews(database, self.engines)
+        self.previews = self.engines.publisher = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
@@ -149,15 +149,17 @@ class Server:
                 self.events.poll,
                 self.webhooks.deliver,
                 self.history.sample,
+                self.engines.close_idle,
                 self.bundles.tidy,
             ):
                 tasks.start_soon(_again, part)
 
     async def list_sandboxes(self) -> dict[str, list[SandboxInfo]]:
-        """The sandboxes of all tenants. No engine is opened for a tenant that never had any."""
+        """The sandboxes of all tenants. No engine is opened for it but that of the tenant `default`."""
         used = await anyio.to_thread.run_sync(namespaces, self.settings.resolve_state_dir())
+        engine = await self.engines.get(DEFAULT_TENANT)
         return {
-            tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
+            tenant.name: await engine.list_in(tenant.name) if tenant.name in used else []
             for tenant in await self.tenants.list()
         }
 

@@ -173,6 +173,7 @@ class Workspaces:
             spec = await self._spec(await self._tenants.get(tenant), engine, config, secrets)
         last = next(iter(await self.instances(config.id, limit=1)), None)
         workspace = Workspace(engine, spec, record, last=last, admit=admit)
+        self._engines.hold(tenant, workspace)
         return _OpenWorkspace(workspace, config.version, redacting)
 
     async def _spec(

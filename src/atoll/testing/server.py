@@ -81,6 +81,7 @@ class RunningServer:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
         told = json.loads(self._first_line())
+        assert "url" in told, f"the server did not start: {told}"
         self.url = told["url"]
         kept = key_file(self.state_dir)
         if told["key"] is not None:

@@ -281,7 +281,7 @@ def run_child(request, cwd, result_bytes, result_write, closed):
 
 
 def watch(child, request, connection, result_read, wake_read, result_bytes):
-    """Wait for the answer of a call, its end or the end of its time. None: nobody waits for it, and it is killed."""
+    """Wait for the answer of a call, its end or the end of its time. None: the host cancelled it, and it is gone."""
     deadline = time.monotonic() + request["timeout_s"]
     buffer, sources = bytearray(), [connection, wake_read, result_read]
     while True:
@@ -418,13 +418,13 @@ def fork(work, closed):
 # ------------------------------------------------------------------------------------------------------- a dispatcher
 
 
-class Call:
+class StartedCall:
     def __init__(self, number, connection, request):
         self.number, self.connection = number, connection
         self.unsent, self.received = bytearray(request), bytearray()
 
 
-class Dispatcher:
+class DispatchLoop:
     def __init__(self, channel, rest, hello):
         self.channel, self.rest = channel, bytearray(rest)
         self.tools = {each["name"]: each["entrypoint"] for each in hello["tools"]}
@@ -545,7 +545,7 @@ class Dispatcher:
                 pass
         theirs.close()
         request = {"entrypoint": entrypoint, "args": message["args"], "timeout_s": message["timeout_s"]}
-        made = self.calls[number] = Call(number, ours, encoded(request))
+        made = self.calls[number] = StartedCall(number, ours, encoded(request))
         self.events.register(
             ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self.go_on(made, events)
         )
@@ -617,4 +617,4 @@ def main(rest):
     sys.dont_write_bytecode = True  # a source that is edited within a second, to the same length, would be taken for it
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    Dispatcher(channel, rest, hello).serve()
+    DispatchLoop(channel, rest, hello).serve()

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import anyio
-from anyio.abc import ByteStream, SocketAttribute, UNIXSocketStream
+from anyio.abc import ByteStream
 
 from atoll.contract.errors import LaunchFailed, SandboxDied
 from atoll.contract.protocol import FrameType, Op, encode_frame
+from atoll.drivers.keeper_stream import KeeperStream
 from atoll.runtime.guest.flow import WINDOW, Failure, Sink
 from atoll.runtime.guest.link import Link, encode_open
 from atoll.runtime.guest.stream import Stream
@@ -90,8 +91,8 @@ class GuestConnection(Link):
         self._sending = False
         # A Unix socket is written to directly, without a round through the event loop.
         self._socket: socket.socket | None = None
-        if isinstance(stream, UNIXSocketStream):
-            self._socket = stream.extra(SocketAttribute.raw_socket)  # noqa: S610
+        if isinstance(stream, KeeperStream):
+            self._socket = stream.socket
         self._direct = stream if isinstance(stream, DirectStream) else None
         self._scope: anyio.CancelScope | None = None
 

@@ -341,6 +341,11 @@ class WarmPools:
                 _log.exception("warm pool %s could not be checked", key)
             await anyio.sleep(_CHECK_INTERVAL_S)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether this process keeps a pool filled."""
+        return bool(self._watched or self._refilling)
+
     async def finish(self) -> None:
         """Finish the refills that are due, without further delay, within ten seconds."""
         self._closing.set()

@@ -205,7 +205,7 @@ class StateStore:
             problem = "its entry is not a symlink to the id of a sandbox"
             message = f"the name {name!r} cannot be resolved: {problem}; destroy it to free the name"
             raise SandboxError(message, hint=str(entry), reason="malformed", problem=problem)
-        if self.has_expired(id):
+        if self.has_expired(id) or self._is_left_of_group(id):
             raise SandboxNotFound(name, [each for each, _ in self.named("") if each != name])
         return id
 
@@ -639,7 +639,7 @@ class StateStore:
 
     def abandoned(self) -> list[str]:
         """Ids of uncommitted sandboxes that no process works on, except those that are ready in a warm pool."""
-        return sorted(id for id in self._uncommitted_not_ready() if not self._is_being_created(id))
+        return sorted(id for id in self._uncommitted_not_ready() if not self.is_being_created(id))
 
     def _uncommitted_not_ready(self) -> set[str]:
         """Ids of uncommitted sandboxes, except those that are ready in a warm pool."""
@@ -659,13 +659,13 @@ class StateStore:
 
     def in_progress_ids(self) -> set[str]:
         """Ids of sandboxes that some process creates, removes, starts, stops or changes now."""
-        creating = {id for id in self._entries("uncommitted") if self._is_being_created(id)}
+        creating = {id for id in self._entries("uncommitted") if self.is_being_created(id)}
         return creating | {id for id in self._entries("in-progress", _IN_PROGRESS) if self._is_in_progress(id)}
 
     def _is_in_progress(self, id: str) -> bool:
         return is_held(self.directory(id) / "work.lock")
 
-    def _is_being_created(self, id: str) -> bool:
+    def is_being_created(self, id: str) -> bool:
         """Whether some process creates or removes it, or creates its group."""
         group = self._group(id)
         return is_held(self.directory(id) / "busy.lock") or (
@@ -674,16 +674,34 @@ class StateStore:
 
     def is_complete(self, manifest: Manifest, *, running: bool) -> bool:
         """Whether an abandoned sandbox only lacks its commit: it has its name and runs, or its group was complete."""
-        group = self._group(manifest.id)
-        if self.claim_interrupted(manifest.id):
+        return self.resolves_to(manifest.entry, manifest.id) and not self._is_partial(manifest.id, running=running)
+
+    def is_undone(self, id: str, *, running: bool) -> bool:
+        """Whether a sandbox that has a name is only waiting to be removed by recovery: its creation was interrupted.
+
+        Not for ephemeral ones, which are uncommitted as long as they live.
+        """
+        if self.is_being_created(id) or not os.path.lexists(self.state_dir / "uncommitted" / id):
             return False
-        if group is not None and (self.state_dir / "groups" / group).exists():
+        return self._is_partial(id, running=running)
+
+    def _is_partial(self, id: str, *, running: bool) -> bool:
+        """Whether an abandoned sandbox lacks more than its commit."""
+        group = self._group(id)
+        if self.claim_interrupted(id) or (group is not None and (self.state_dir / "groups" / group).exists()):
+            return True
+        return not running and group is None
+
+    def _is_left_of_group(self, id: str) -> bool:
+        """Whether its group was never completed, and no process creates it any more."""
+        group = self._group(id)
+        if group is None or is_held(self.state_dir / "groups" / group):
             return False
-        return self.resolves_to(manifest.entry, manifest.id) and (running or group is not None)
+        return (self.state_dir / "groups" / group).exists()  # it is removed before it is unlocked
 
     def finish_created(self, id: str) -> None:
         """Commit a complete sandbox whose creator died before it did. Does nothing while some process creates it."""
-        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self._is_being_created(id):
+        if not os.path.lexists(self.state_dir / "uncommitted" / id) or self.is_being_created(id):
             return
         with contextlib.suppress(FileNotFoundError):
             fd = open_lock(self.directory(id) / "busy.lock")

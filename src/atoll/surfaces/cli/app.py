@@ -39,6 +39,7 @@ MODULES = {
     "python": ("python",),
     "approvals": ("approvals",),
     "trace": ("trace",),
+    "pattern": ("pattern",),
     "serve": ("serve", "config"),
     "tenants": ("tenants",),
     "keys": ("keys",),

@@ -58,6 +58,9 @@ def install(app: FastAPI, server: Server) -> None:
 
     app.state.server = server
     errors.install(app, check_key=authenticate)
-    for router in routers():
-        app.include_router(router)
+    found, before = routers(), len(app.router.routes)
+    for router in found:
+        app.include_router(router)  # and what it does while the app runs
+    # A router within a router is searched twice, with a context for each route: the routes stand in its place.
+    app.router.routes[before:] = [route for router in found for route in router.routes]
     openapi.install(app)

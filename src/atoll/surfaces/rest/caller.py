@@ -20,6 +20,7 @@ from starlette.requests import HTTPConnection
 from atoll.contract.errors import DatabaseUnavailable, Forbidden, InvalidRequest, Unauthenticated
 from atoll.contract.names import NAMESPACE_RULE, is_namespace
 from atoll.surfaces.rest.errors import error_status, request_id
+from atoll.surfaces.rest.plain import plain_handler
 
 if TYPE_CHECKING:
     from atoll.runtime.engine import LocalEngine
@@ -35,7 +36,7 @@ KEY_PROTOCOL = "atoll.key."
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Caller:
     """Who sends a request, and what the request acts on."""
 
@@ -163,6 +164,7 @@ async def identify(connection: HTTPConnection) -> Caller:
     caller = Caller(
         key, tenant, await server.engines.get(tenant.name), request_id(connection.scope), server, key_text(connection)
     )
+    server.engines.hold(tenant.name, caller)
     state["caller"] = caller
     return caller
 
@@ -196,7 +198,7 @@ class ApiRoute(APIRoute):
     changes something is in the audit log before it is answered, also when it failed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        handle = plain_handler(self, super().get_route_handler())
         known = frozenset(_query_names(self.dependant))
 
         action = self.operation_id or self.name

@@ -6,7 +6,9 @@ created from a checkpoint (`sandboxes.py`), and archives (`transfer.py`).
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -15,12 +17,22 @@ from pydantic import Field
 
 from atoll.contract.errors import CheckpointNotFound, InvalidRequest
 from atoll.contract.model import Checkpoint, SandboxInfo
+from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_image, check_inherited
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
 from atoll.surfaces.rest.pages import After, JsonBody, Limit, NameField, Page, RequestBody, answer, page_answer
-from atoll.surfaces.rest.sandboxes import SandboxPath, describe, find, find_checkpoint, reserved, shown
+from atoll.surfaces.rest.sandboxes import (
+    SandboxPath,
+    describe,
+    find,
+    find_checkpoint,
+    find_interrupted,
+    request_labels,
+    reserved,
+    shown,
+)
 from atoll.tools.sprites import SpriteCheckpoint, sprite_checkpoint
 
 router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=ApiRoute)
@@ -113,11 +125,11 @@ async def create(
     key: IdempotencyKey = None,
 ) -> Response:
     """Save a sandbox as it is now. It goes on."""
-    found = await find(caller, sandbox)
     async with once(caller, request, key) as made:
         if made.replay is not None:
             return made.replay
         made.require_not_interrupted()
+        found = await find(caller, sandbox)
         checkpoint = await caller.engine.checkpoint(found.name, body.label, move=body.move)
         details = {"checkpoint": checkpoint.id, **({"label": body.label} if body.label else {})}
         await caller.server.events.record(caller.tenant.name, "checkpointed", await describe(found), **details)
@@ -162,8 +174,32 @@ async def fork(
     count = body.count or len(body.names or ("",))
     if body.names is not None and len(body.names) != count:
         raise InvalidRequest(f"names: {count} forks and {len(body.names)} names; give one name for each")
+    async with once(caller, request, key) as made:
+        if made.replay is not None:
+            return made.replay
+        labels = request_labels(caller, key)
+        names = body.names or _fork_names((await find(caller, sandbox)).name, count, made.name)
+        forks = await find_interrupted(caller, names, labels) if made.is_interrupted else []
+        if not forks:
+            forks = await _fork(caller, sandbox, names, labels, body.checkpoint)
+        for each in forks:
+            await caller.server.events.saw(caller.tenant.name, each.info)
+        caller.note(forks=", ".join(names[:8]))
+        return made.give(answer({"items": [shown(each.info) for each in forks], "next": None}, 201))
+
+
+def _fork_names(source: str, count: int, request: str | None) -> list[str]:
+    """Names that nobody has; for a `request` that is sent again, the same ones."""
+    request = request or os.urandom(8).hex()
+    digests = (hashlib.sha256(f"{request} {number}".encode()).hexdigest() for number in range(count))
+    return [f"{source[:50]}-{digest[:8]}" for digest in digests]
+
+
+async def _fork(
+    caller: Caller, sandbox: str, names: Sequence[str], labels: Mapping[str, str], wanted: str | None
+) -> list[Sandbox]:
     source = await describe(await find(caller, sandbox))
-    if body.checkpoint is None:
+    if wanted is None:
         limits = check_create(
             caller.tenant.policy,
             image=source.image,
@@ -173,19 +209,10 @@ async def fork(
             limits=source.limits,
         ).limits
     else:
-        checkpoint = await _own(caller, source, body.checkpoint)
+        checkpoint = await _own(caller, source, wanted)
         limits = check_inherited(caller.tenant.policy, caller.engine.inherited_spec(checkpoint.id)).limits
-    names = body.names or [f"{source.name[:50]}-{os.urandom(4).hex()}" for _ in range(count)]
-    async with once(caller, request, key) as made:
-        if made.replay is not None:
-            return made.replay
-        made.require_not_interrupted()
-        async with reserved(caller, dict.fromkeys(names, limits)):
-            forks = await caller.engine.fork(source.name, count, checkpoint=body.checkpoint, names=names)
-        for each in forks:
-            await caller.server.events.saw(caller.tenant.name, each.info)
-        caller.note(forks=", ".join(names[:8]))
-        return made.give(answer({"items": [shown(each.info) for each in forks], "next": None}, 201))
+    async with reserved(caller, dict.fromkeys(names, limits)):
+        return await caller.engine.fork_labelled(source.name, names, labels, checkpoint=wanted)
 
 
 async def _own(caller: Caller, source: SandboxInfo, wanted: str) -> Checkpoint:

@@ -328,6 +328,7 @@ class RestSession:
             approver=self,
         )
         self._opened: str | None = None
+        caller.server.engines.hold(self.tenant, self)
 
     def _registry(self) -> ToolRegistry:
         registry = ToolRegistry()

@@ -35,6 +35,7 @@ from starlette.types import Receive, Scope, Send
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
 from atoll.runtime.guest.files import MAX_CONTEXT, MAX_EXCLUDES, Files
+from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor, Reader
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
@@ -452,7 +453,9 @@ async def write_file(
 
 
 async def _body(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body of a request, as it comes. A client that leaves in the middle has sent no end: nothing is written."""
+    """The body of a request, of any size, as it comes. A client that leaves in the middle has sent no end: nothing is
+    written."""
+    take_any_body(request.scope)
     async for chunk in request.stream():
         if chunk:
             yield chunk

@@ -102,7 +102,7 @@ PortPath = Annotated[int, Path(ge=1, le=65535, description="The port inside.")]
 async def list_ports(caller: Executor, sandbox: SandboxPath, limit: Limit = 100, after: After = None) -> Response:
     """The ports of a sandbox that are exposed, with their URLs and tokens, which is why it takes the scope of exec."""
     found = await find(caller, sandbox)
-    previews = await caller.server.previews.list(caller.tenant.name, found)
+    previews = await caller.server.previews.list(caller.tenant.name, found.info)
     return page_answer(previews, lambda each: f"{each.port:05}", limit, after)
 
 
@@ -117,7 +117,7 @@ async def list_ports(caller: Executor, sandbox: SandboxPath, limit: Limit = 100,
 async def expose_port(caller: Writer, sandbox: SandboxPath, body: Annotated[PortExpose, JsonBody()]) -> Response:
     """Expose a port at a URL, which it keeps until it is taken back. Exposing it again gives the same."""
     found = await find(caller, sandbox)
-    preview = await caller.server.previews.expose(caller.tenant.name, found, body.port, wait_s=body.wait_s)
+    preview = await caller.server.previews.expose(caller.tenant.name, found.info, body.port, wait_s=body.wait_s)
     caller.note(port=body.port)
     return answer(preview, 201)
 

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from atoll.contract.errors import ProcessNotFound
 from atoll.contract.model import Gap, Output, ProcessInfo, SystemProcess
+from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Executor, Reader
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
@@ -181,6 +182,7 @@ async def write_stdin(
     Answered when all of it was taken over: as fast as the process reads, but for the last 64 KiB. Bytes after the end
     of the input, or for a process that has ended or closed its input, are dropped. One request at a time writes.
     """
+    take_any_body(request.scope)
     opened = await find(caller, sandbox)
     async with await opened.attach(
         process, stdout_offset=NEW_OUTPUT_ONLY, stderr_offset=NEW_OUTPUT_ONLY, stdin=True, lossless=False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any, TypeVar
@@ -45,7 +45,7 @@ from atoll.contract.names import is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.sandbox import Sandbox
-from atoll.server.policy import check_create, check_inherited, check_limits, check_ttl
+from atoll.server.policy import AdmittedSandbox, check_create, check_inherited, check_limits, check_ttl
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
@@ -265,43 +265,89 @@ async def create(
     async with once(caller, request, key, resource=body.name) as made:
         if made.replay is not None:
             return made.replay
-        label = None if key is None else hashlib.sha256(f"{caller.tenant.name}\n{key}".encode()).hexdigest()[:32]
-        sandbox = await _interrupted(caller, made.name, label) if made.is_interrupted else None
-        if sandbox is None:
-            sandbox = await _create(caller, body, made.name or body.name, label)
+        labels = request_labels(caller, key)
+        found = await find_interrupted(caller, [made.name or ""], labels) if made.is_interrupted else []
+        sandbox = found[0] if found else await _create(caller, body, made.name or body.name, labels)
         await caller.server.events.saw(caller.tenant.name, sandbox.info)
         caller.note(resource=f"sandboxes/{sandbox.name}")
         return made.give(answer(shown(sandbox.info), 201, {"Location": f"/api/v1/sandboxes/{sandbox.name}"}))
 
 
-async def _interrupted(caller: Caller, name: str | None, label: str | None) -> Sandbox | None:
-    """What an interrupted request has made. None: nothing."""
-    if name is None:
-        return None
-    try:
-        sandbox = await caller.engine.get(name)
-    except SandboxNotFound:
-        return None
-    await sandbox.status()
-    if sandbox.info.labels.get(REQUEST_LABEL) != label:
-        raise SandboxExists(name)
-    await sandbox.connect()
-    return sandbox
+def request_labels(caller: Caller, key: str | None) -> dict[str, str]:
+    """What the sandboxes that a request makes are found again by, if it is interrupted. Empty: it has no key."""
+    if key is None:
+        return {}
+    return {REQUEST_LABEL: hashlib.sha256(f"{caller.tenant.name}\n{key}".encode()).hexdigest()[:32]}
 
 
-async def _create(caller: Caller, body: SandboxRequest, name: str | None, label: str | None) -> Sandbox:
+async def find_interrupted(caller: Caller, names: Sequence[str], labels: Mapping[str, str]) -> list[Sandbox]:
+    """What an interrupted request has made, of these names. Empty: nothing, and it can be carried out.
+
+    Raises:
+        SandboxExists: another request has made one of them.
+    """
+    found = []
+    for name in names:
+        try:
+            await caller.engine.get(name)
+            await caller.engine.remove_abandoned()  # what was made in part
+            sandbox = await caller.engine.get(name)
+        except SandboxNotFound:
+            continue
+        await sandbox.status()
+        if not labels.items() <= sandbox.info.labels.items():
+            raise SandboxExists(name)
+        await sandbox.connect()
+        found.append(sandbox)
+    return found
+
+
+def _admit(caller: Caller, body: SandboxRequest) -> AdmittedSandbox:
+    return check_create(
+        caller.tenant.policy,
+        image=body.image or caller.engine.default_image,
+        mounts=body.mounts,
+        network=body.network,
+        runtime=body.runtime,
+        limits=body.limits or Limits(),
+        ttl_s=body.ttl_s,
+    )
+
+
+@router.post("/check", status_code=204, operation_id="sandboxes_check", responses=failures(404, 422))
+async def check(caller: Writer, body: Annotated[SandboxRequest, JsonBody()]) -> Response:
+    """Check the options of a sandbox, as far as they can be without creating it. What is wrong is answered as a create
+    answers it. Secrets are not looked at, and quotas are not asked."""
+    check_labels_given(body.labels)
+    if body.from_checkpoint is not None:
+        raise InvalidRequest("from_checkpoint: the options of a sandbox from a checkpoint are checked when it is made")
+    admitted = _admit(caller, body)
+    effective_limits(caller, admitted.limits, admitted.runtime)
+    await caller.engine.check_options(
+        {
+            "image": admitted.image,
+            "limits": admitted.limits,
+            "env": body.env,
+            "user": body.user,
+            "cwd": body.cwd,
+            "runtime": admitted.runtime,
+            "pause_after_s": body.pause_after_s,
+            "network": admitted.network,
+            "labels": body.labels,
+            "ttl_s": admitted.ttl_s,
+            "on_expiry": body.on_expiry,
+            "ttl_renewed_by_use": body.ttl_renewed_by_use,
+            "mounts": admitted.mounts,
+        }
+    )
+    return Response(status_code=204)
+
+
+async def _create(caller: Caller, body: SandboxRequest, name: str | None, labels: Mapping[str, str]) -> Sandbox:
     name = name or f"sandbox-{os.urandom(4).hex()}"
     policy, fresh = caller.tenant.policy, body.from_checkpoint is None
     if body.from_checkpoint is None:
-        admitted = check_create(
-            policy,
-            image=body.image or caller.engine.default_image,
-            mounts=body.mounts,
-            network=body.network,
-            runtime=body.runtime,
-            limits=body.limits or Limits(),
-            ttl_s=body.ttl_s,
-        )
+        admitted = _admit(caller, body)
         limits = effective_limits(caller, admitted.limits, admitted.runtime)
     else:
         inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)
@@ -322,7 +368,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, label:
             runtime=admitted.runtime if fresh else body.runtime,
             pause_after_s=body.pause_after_s,
             network=admitted.network,
-            labels=body.labels if label is None else {**body.labels, REQUEST_LABEL: label},
+            labels={**body.labels, **labels},
             ttl_s=admitted.ttl_s,
             on_expiry=body.on_expiry,
             ttl_renewed_by_use=body.ttl_renewed_by_use,
@@ -439,10 +485,10 @@ def _verb(name: str, *statuses: int) -> Callable[[Verb], Verb]:
     )
 
 
-async def _seen(caller: Caller, sandbox: Sandbox) -> Response:
+async def _seen(caller: Caller, sandbox: Sandbox, headers: dict[str, str] | None = None) -> Response:
     info = await describe(sandbox)
     await caller.server.events.saw(caller.tenant.name, info)
-    return answer(info)
+    return answer(info, headers=headers)
 
 
 @_verb("pause")
@@ -471,13 +517,15 @@ async def sleep(
         float | None, Query(ge=0, le=1e9, description="Only if it has not been used for so long.")
     ] = None,
 ) -> Response:
-    """Put it to sleep on disk, until it is next used."""
+    """Put it to sleep on disk, until it is next used. The header Atoll-Slept says whether that was done now; if it
+    would lose processes of one that is unused, that is paused instead."""
     found = await find(caller, sandbox)
+    slept = True
     if unused_for_s is None:
         await caller.engine.sleep(found.name)
     else:
-        await caller.engine.sleep_unused(found.name, timedelta(seconds=unused_for_s))
-    return await _seen(caller, found)
+        slept = await caller.engine.sleep_unused(found.name, timedelta(seconds=unused_for_s))
+    return await _seen(caller, found, {"Atoll-Slept": str(slept).lower()})
 
 
 @_verb("wake")

@@ -111,6 +111,7 @@ class TenantApps:
                 app = self._make(tenant, admitting(self._server, tenant, caller.engine))
                 await self._tasks.start(self._run, app)
                 self._apps[tenant] = app
+                self._server.engines.hold(tenant, app)
             return self._apps[tenant]
 
     async def _run(self, app: TenantApp, *, task_status: anyio.abc.TaskStatus[None]) -> None:

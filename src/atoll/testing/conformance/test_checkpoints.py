@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import pytest
@@ -22,7 +23,8 @@ from atoll import (
     SandboxNotFound,
     Unenforceable,
 )
-from atoll.contract.model import RuntimeName
+from atoll.contract.model import Mount, RuntimeName
+from atoll.contract.secret import Secret
 from atoll.runtime.lifecycle import lifecycle
 from atoll.testing.inside import client
 from atoll.testing.plugin import LeakCheck
@@ -413,6 +415,38 @@ async def test_a_sandbox_is_created_from_a_checkpoint_as_from_a_template(
     await clean(engine)
 
 
+@pytest.mark.runtimes("crun", "runsc")
+@pytest.mark.usefixtures("can_freeze")
+async def test_a_sandbox_from_a_checkpoint_is_given_secrets_and_mounts_of_its_own(
+    engine: Engine, as_root: None
+) -> None:
+    async with await engine.create("base") as base:
+        await base.exec("echo made > f")
+        await base.spawn(["sleep", "1000"])
+        made = await base.checkpoint("template")
+    await engine.volumes.create("data")
+    mounts = [Mount(source="volume:data", target="/data")]
+    secrets = {"KEY": Secret("value-of-the-key", hosts=["api.example.com"])}
+    async with await engine.create(
+        "one", from_checkpoint=made.id, secrets=secrets, secret_env={"TOKEN": "in clear"}, mounts=mounts
+    ) as one:
+        said = await one.exec(
+            "cat f; echo $TOKEN; echo $KEY; test -s $SSL_CERT_FILE && echo there > /data/f; pgrep sleep || true"
+        )
+        words = said.stdout.split("\n")
+        assert words[:2] == ["made", "in clear"]
+        assert words[2].startswith("atoll_secret_")
+        assert words[3:] == [""]  # it begins with the files of the checkpoint, and none of its processes
+        own = await one.checkpoint("own")
+    async with await engine.create("two", from_checkpoint=made.id, mounts=mounts) as two:
+        assert (await two.exec("cat /data/f; echo $TOKEN")).stdout == "there\n\n"
+    for given in ({"secret_env": {"A": "b"}}, {"mounts": mounts}):
+        with pytest.raises(InvalidRequest, match=r"a sandbox from this checkpoint has its \w+; leave yours out"):
+            await engine.create(from_checkpoint=own.id, **given)
+    await clean(engine)
+    await engine.volumes.remove("data")
+
+
 @pytest.mark.usefixtures("can_freeze")
 async def test_checkpoints_forks_and_sleep_at_once(engine: Engine, capabilities: Capabilities, as_root: None) -> None:
     async with await engine.create("busy") as sandbox:
@@ -437,3 +471,34 @@ async def test_checkpoints_forks_and_sleep_at_once(engine: Engine, capabilities:
                 assert await (await engine.get(info.name)).files.read_text("f") == "text"
                 await engine.destroy(info.name)
     await clean(engine)
+
+
+_KILLED_BEFORE_THE_LAST = """
+import contextlib, signal
+from atoll.runtime.state.store import StateStore
+all_or_none = StateStore.create_group
+@contextlib.contextmanager
+def killed(store):
+    with all_or_none(store) as group:
+        yield group
+        os.kill(os.getpid(), signal.SIGKILL)
+StateStore.create_group = killed
+await engine.fork("source", 2, names=["fork-a", "fork-b"])
+"""
+
+
+async def test_forks_whose_process_was_killed_are_not_there_and_their_names_are_free(
+    state_dir: Path, engine: Engine, runtime_name: RuntimeName, as_root: None
+) -> None:
+    async with await engine.create("source") as source:
+        await source.files.write_text("f", "text")
+        await engine.list()  # it has recovered what there was, and does not look again by itself
+        async with client(state_dir, runtime_name, _KILLED_BEFORE_THE_LAST) as other:
+            await other.ends()
+        assert [info.name for info in await engine.list()] == ["source"]
+        for name in ("fork-a", "fork-b"):
+            with pytest.raises(SandboxNotFound):
+                await engine.get(name)
+        for fork in await engine.fork("source", 2, names=["fork-a", "fork-b"]):
+            assert await fork.files.read_text("f") == "text"
+            await fork.destroy()
