@@ -232,10 +232,11 @@ _HOMES = {
         CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound DatabaseUnavailable DiskFull
         ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
         ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable
-        NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
-        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
-        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
-        ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
+        PortRefused ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied
+        SandboxError SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists
+        TenantNotFound ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound
+        WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
