@@ -161,7 +161,7 @@ class ChatClient:
 
     async def _new_config(self) -> None:
         kind = self._draw.choice(["sandboxed", "client-side"]) if self.configs else "sandboxed"
-        body = {"name": self.name, "agent_type": kind, "tools_config": ["append"]}
+        body: dict[str, Any] = {"name": self.name, "agent_type": kind, "tools_config": ["append"]}
         if kind == "sandboxed":
             body["provisioning_bundle"] = self._bundle
         made = await self.make("configs", json=body)

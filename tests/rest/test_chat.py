@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from atoll.server.tenants import Quotas
 from atoll.testing.waiting import eventually
 from tests.agents.conftest import Anthropic
-from tests.agents.messages_api import Refuse, Say
+from tests.agents.messages_api import MessagesApi, Refuse, Say
 from tests.rest.serving import Served, read_events, serving
 
 WRITE = {"path": "data/site.json", "content": "{}"}
@@ -323,7 +324,7 @@ async def test_a_turn_goes_on_when_its_client_leaves_and_ends_when_it_is_cancell
     for number, message in enumerate(("late", "never"), 1):
         async with served.client() as leaving, anyio.create_task_group() as tasks:
             tasks.start_soon(_post, leaving, slow, message)
-            await eventually(lambda number=number: len(api.requests) == number, "the model was asked")
+            await eventually(partial(_asked, api, number), "the model was asked")
             tasks.cancel_scope.cancel()
         (newest, *_) = (await client.get("/api/v1/conversations", params={"config_id": slow})).json()["items"]
         turn = (await client.get(f"/api/v1/conversations/{newest['id']}")).json()["turns"][0]
@@ -339,6 +340,10 @@ async def test_a_turn_goes_on_when_its_client_leaves_and_ends_when_it_is_cancell
         else:
             assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
             never.set()
+
+
+def _asked(api: MessagesApi, times: int) -> bool:
+    return len(api.requests) == times
 
 
 async def _post(client: httpx2.AsyncClient, config: str, message: str) -> None:

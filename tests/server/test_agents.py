@@ -11,7 +11,7 @@ import anyio
 import pytest
 import sqlalchemy as sa
 from pydantic import SecretStr
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RequestUsage
 
 from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
@@ -59,6 +59,10 @@ async def begin(server: Server, config: AgentConfig, message: str = "Look.", **o
     return await server.conversations.begin("default", config, message, **given)
 
 
+def contents(message: ModelMessage) -> list[object]:
+    return [getattr(part, "content", None) for part in message.parts]
+
+
 async def roles(server: Server, turn: OpenTurn) -> list[str]:
     return [message.role for message in await server.conversations.messages(turn.conversation)]
 
@@ -72,8 +76,9 @@ async def test_a_turn_is_stored_message_by_message(server: Server, config: Agent
     await stored.add_result(turn, ToolReturnPart("look", "second", "call_2"))
     assert await roles(server, turn) == ["user", "assistant", "tool"]
     await stored.add_result(turn, ToolReturnPart("look", "first", "call_1"))
-    history = await stored.history(turn)
-    assert [part.content for part in history[-1].parts] == ["first", "second"]
+    await stored.end(turn.id, "interrupted")
+    turn = await stored.resume("default", config, turn.conversation, request="again")
+    assert contents(turn.history[-1]) == ["first", "second"]
     await stored.answered(turn, answer(TextPart("Seen.")), status="done")
     shown = await stored.turn("default", config.id, turn.id)
     assert (shown.status, shown.response, shown.steps, shown.usage.total) == ("done", "Seen.", 2, 30)
@@ -113,8 +118,8 @@ async def test_a_turn_of_a_dead_process_makes_way_for_the_next_message(
     await server.idempotency.aclose()
     async with Server.open(settings) as next_one:
         later = await begin(next_one, config, "Again.", conversation=turn.conversation, request="later")
-        (request,) = await next_one.conversations.history(later)
-        assert [part.content for part in request.parts] == ["Look.", "Again."]
+        (request,) = later.history
+        assert contents(request) == ["Look.", "Again."]
         assert await next_one.conversations.turn_of_request("default", config.id, "later") == later.id
 
 

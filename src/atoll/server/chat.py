@@ -366,7 +366,7 @@ class Chat:
                 run.finish(answer or error)
 
     async def _drive(self, run: TurnRun, tenant: Tenant, config: AgentConfig) -> ChatAnswer:
-        messages = await self._conversations.history(run.turn)
+        messages = run.turn.history
         driver = _TurnDriver(run, tenant, config, self._conversations, self._resolve(config))
         if config.agent_type == "client-side":
             return await driver.ask_until_calls(messages)

@@ -236,8 +236,7 @@ class AgentConfigs:
         Raises:
             ConfigNotFound: the tenant has none with this id, or it has no such version.
         """
-        async with self._database.read() as connection:
-            return await self._get(connection, tenant, id, version)
+        return await self._database.look(lambda connection: _get(connection, tenant, id, version))
 
     async def list(self, tenant: str) -> builtins.list[AgentConfig]:
         """The oldest first."""
@@ -257,7 +256,7 @@ class AgentConfigs:
         if before is not None:
             query = query.where(agent_config_versions.c.version < before)
         async with self._database.read() as connection:
-            await self._get(connection, tenant, id)
+            await connection.run_sync(_get, tenant, id)
             return [_read(row) for row in await connection.execute(query)]
 
     async def update(
@@ -295,7 +294,7 @@ class AgentConfigs:
             row = (await connection.execute(_of(tenant.name, id).with_for_update())).one_or_none()
             if row is None:
                 raise _missing(id)
-            _require_version(await self._get(connection, tenant.name, id), old.version)
+            _require_version(await connection.run_sync(_get, tenant.name, id), old.version)
             sealed, names = self._seal(self._open(row.secrets), secrets)
             values = {
                 "version": old.version + 1,
@@ -339,20 +338,6 @@ class AgentConfigs:
         return WorkspaceSecrets(in_clear, outside, row.secrets_version)
 
     # ---- rows ----
-
-    async def _get(self, connection: AsyncConnection, tenant: str, id: str, version: int | None = None) -> AgentConfig:
-        chosen = _is_newest() if version is None else agent_config_versions.c.version == version
-        query = _joined().where(agent_configs.c.id == id, agent_configs.c.tenant == tenant, chosen)
-        row = (await connection.execute(query)).one_or_none()
-        if row is None:
-            raise (
-                _missing(id)
-                if version is None
-                else ConfigNotFound(
-                    f"the agent config {id!r} has no version {version}, or not any more", config=id, version=version
-                )
-            )
-        return _read(row)
 
     async def _add_version(
         self,
@@ -499,6 +484,19 @@ def _require_version(config: AgentConfig, version: int | None) -> None:
 
 def _missing(id: str) -> ConfigNotFound:
     return ConfigNotFound(f"no agent config has the id {id!r}", config=id)
+
+
+def _get(connection: sa.Connection, tenant: str, id: str, version: int | None = None) -> AgentConfig:
+    chosen = _is_newest() if version is None else agent_config_versions.c.version == version
+    query = _joined().where(agent_configs.c.id == id, agent_configs.c.tenant == tenant, chosen)
+    row = connection.execute(query).one_or_none()
+    if row is not None:
+        return _read(row)
+    if version is None:
+        raise _missing(id)
+    raise ConfigNotFound(
+        f"the agent config {id!r} has no version {version}, or not any more", config=id, version=version
+    )
 
 
 def _is_newest() -> sa.ColumnElement[bool]:

@@ -15,12 +15,11 @@ import builtins
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 from pydantic_ai.messages import (
@@ -34,7 +33,6 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.agents.history import interrupted
 from atoll.agents.loop import Tokens
@@ -50,6 +48,7 @@ MAX_MESSAGES = 10_000
 """Of one conversation, results of calls included."""
 MAX_CONVERSATIONS = 100_000
 """Of one config."""
+T = TypeVar("T")
 TurnStatus = Literal["running", "waiting", "done", "failed", "cancelled", "interrupted"]
 RESUMABLE = ("failed", "cancelled", "interrupted")
 """How turns end that can go on."""
@@ -129,6 +128,8 @@ class OpenTurn:
     version: int
     steps: int
     tokens: Tokens
+    history: list[ModelMessage] = field(default_factory=list)
+    """What the model is to be shown: requests and answers alternate, and results have the order of their calls."""
 
 
 @dataclass(frozen=True)
@@ -163,24 +164,26 @@ class Conversations:
         Raises:
             ConversationNotFound: the config has no such conversation.
             Conflict: a turn of it runs, or waits for results.
+            InvalidRequest: there are too many conversations, or too many messages in this one.
         """
         now = datetime.now(UTC)
-        id = f"turn_{secrets.token_hex(8)}"
-        async with self._database.write() as connection:
+        turn = OpenTurn(
+            f"turn_{secrets.token_hex(8)}", conversation or _new_id(), tenant, config.id, config.version, 0, Tokens()
+        )
+
+        def store(connection: sa.Connection) -> OpenTurn:
+            last = None
             if conversation is None:
-                conversation, number = _new_id(), 1
-                await self._make(connection, tenant, config.id, conversation, now)
+                self._make(connection, turn, now)
             else:
-                last = await self._last(connection, tenant, config.id, conversation)
-                await self._require_idle(connection, last)
-                number = 1 if last is None else last.number + 1
-                await _touch(connection, conversation, now)
-            turn = OpenTurn(id, conversation, tenant, config.id, config.version, 0, Tokens())
+                last = self._last(connection, tenant, config.id, conversation)
+                self._require_idle(connection, last)
+                _touch(connection, conversation, now)
             row = {
-                "id": id,
-                "number": number,
-                "conversation": conversation,
-                "version": config.version,
+                "id": turn.id,
+                "number": 1 if last is None else last.number + 1,
+                "conversation": turn.conversation,
+                "version": turn.version,
                 "status": "running",
                 "instance": self._instance,
                 "request": request,
@@ -188,9 +191,12 @@ class Conversations:
                 "tokens": turn.tokens.model_dump(),
                 "started_at": now,
             }
-            await connection.execute(sa.insert(chat_turns).values(row))
-            await _add(connection, turn, [UserPromptPart(content=readable(message))])
-        return turn
+            connection.execute(sa.insert(chat_turns).values(row))
+            _add(connection, turn, [UserPromptPart(content=readable(message))])
+            turn.history = _history(connection, turn.conversation)
+            return turn
+
+        return await self._write(turn, store)
 
     async def give(
         self, tenant: str, config: str, conversation: str, results: Sequence[ToolReturnPart], *, request: str
@@ -202,16 +208,19 @@ class Conversations:
             Conflict: no turn of it waits for results.
             InvalidRequest: they are not the results that are awaited; the message names what is wrong.
         """
-        async with self._database.write() as connection:
-            last = await self._last(connection, tenant, config, conversation)
+
+        def store(connection: sa.Connection) -> OpenTurn:
+            last = self._last(connection, tenant, config, conversation)
             if last is None or last.status != "waiting":
                 raise Conflict(
                     "tool_results: no call of this conversation waits for a result; send a message instead",
                     conversation_id=conversation,
                     status=None if last is None else last.status,
                 )
-            check_results(await self._awaited(connection, last.conversation, last.id), results)
-            return await self._continue(connection, last, tenant, config, last.version, request, results)
+            check_results(self._awaited(connection, last.conversation, last.id), results)
+            return self._continue(connection, last, tenant, config, last.version, request, results)
+
+        return await self._database.transact(store)
 
     async def resume(self, tenant: str, config: AgentConfig, conversation: str, *, request: str) -> OpenTurn:
         """Go on with a turn that failed, was cancelled or interrupted, where it ended.
@@ -220,18 +229,21 @@ class Conversations:
             ConversationNotFound: the config has no such conversation.
             Conflict: its last turn runs, waits or is done.
         """
-        async with self._database.write() as connection:
-            last = await self._last(connection, tenant, config.id, conversation)
-            await self._require_idle(connection, last)
+
+        def store(connection: sa.Connection) -> OpenTurn:
+            last = self._last(connection, tenant, config.id, conversation)
+            self._require_idle(connection, last)
             if last is None or last.status == "done":
                 raise Conflict(
                     "resume: the last turn of this conversation is done; send a message", conversation_id=conversation
                 )
-            return await self._continue(connection, last, tenant, config.id, config.version, request, ())
+            return self._continue(connection, last, tenant, config.id, config.version, request, ())
 
-    async def _continue(
+        return await self._database.transact(store)
+
+    def _continue(
         self,
-        connection: AsyncConnection,
+        connection: sa.Connection,
         last: sa.Row[Any],
         tenant: str,
         config: str,
@@ -250,19 +262,10 @@ class Conversations:
             "outcome": None,
             "ended_at": None,
         }
-        await connection.execute(sa.update(chat_turns).where(chat_turns.c.id == last.id).values(values))
-        await _add(connection, turn, results)
+        connection.execute(sa.update(chat_turns).where(chat_turns.c.id == last.id).values(values))
+        _add(connection, turn, results)
+        turn.history = _history(connection, turn.conversation)
         return turn
-
-    async def history(self, turn: OpenTurn) -> builtins.list[ModelMessage]:
-        """What the model is to be shown: requests and answers alternate, and results have the order of their calls."""
-        table = chat_messages
-        query = sa.select(table.c.data).where(table.c.conversation == turn.conversation).order_by(table.c.id)
-        async with self._database.read() as connection:
-            data = [*(await connection.execute(query)).scalars()]
-        if len(data) > MAX_MESSAGES:
-            raise InvalidRequest(f"a conversation may have {MAX_MESSAGES} messages; begin a new one")
-        return _alternating(ModelMessagesTypeAdapter.validate_python(data))
 
     async def answered(
         self,
@@ -283,16 +286,19 @@ class Conversations:
         values: dict[str, Any] = {"steps": turn.steps, "tokens": turn.tokens.model_dump(), "status": status}
         if status == "done":
             values |= {"ended_at": datetime.now(UTC), "outcome": {"response": response.text or ""}}
-        async with self._writing(turn) as connection:
-            await _add(connection, turn, [response, *refused])
-            await connection.execute(sa.update(chat_turns).where(chat_turns.c.id == turn.id).values(values))
-            spent = sa.update(agent_configs).where(agent_configs.c.id == turn.config)
-            spent = spent.values(tokens=agent_configs.c.tokens + tokens.total).returning(agent_configs.c.tokens)
-            of_config: int = (await connection.execute(spent)).scalar_one()
-            of_tenant = await self._quotas.spend_tokens(turn.tenant, tokens.total, connection)
+        spend = sa.update(agent_configs).where(agent_configs.c.id == turn.config)
+        spend = spend.values(tokens=agent_configs.c.tokens + tokens.total).returning(agent_configs.c.tokens)
+
+        def store(connection: sa.Connection) -> SpentTokens:
+            _add(connection, turn, [response, *refused])
+            connection.execute(sa.update(chat_turns).where(chat_turns.c.id == turn.id).values(values))
+            of_config: int = connection.execute(spend).scalar_one()
+            of_tenant = self._quotas.spend_within(connection, turn.tenant, tokens.total)
             if status == "done":
-                await _touch(connection, turn.conversation, values["ended_at"])
-        return SpentTokens(turn.tokens.total, of_config, of_tenant)
+                _touch(connection, turn.conversation, values["ended_at"])
+            return SpentTokens(turn.tokens.total, of_config, of_tenant)
+
+        return await self._write(turn, store)
 
     async def add_result(self, turn: OpenTurn, result: ToolReturnPart) -> None:
         """Store the result of a call.
@@ -300,24 +306,29 @@ class Conversations:
         Raises:
             ConversationNotFound: the conversation was deleted meanwhile.
         """
-        async with self._writing(turn) as connection:
-            await _add(connection, turn, [result])
+        await self._write(turn, lambda connection: _add(connection, turn, [result]))
 
     async def end(self, turn: str, status: TurnStatus, error: AtollError | None = None) -> None:
         """End a turn before it is done. Calls without a result get one that says that they were interrupted."""
-        async with self._database.write() as connection:
+
+        def store(connection: sa.Connection) -> None:
             query = sa.select(chat_turns).where(chat_turns.c.id == turn).with_for_update()
-            row = (await connection.execute(query)).one_or_none()
+            row = connection.execute(query).one_or_none()
             if row is not None and row.status in ("running", "waiting"):
-                await self._complete(connection, row, status, error)
+                self._complete(connection, row, status, error)
+
+        await self._database.transact(store)
 
     async def recover(self) -> None:
         """Complete the turns of processes that died."""
-        async with self._database.write() as connection:
+
+        def store(connection: sa.Connection) -> None:
             query = sa.select(chat_turns).where(chat_turns.c.status == "running").with_for_update()
-            for row in (await connection.execute(query)).all():
+            for row in connection.execute(query).all():
                 if not self._is_alive(row.instance, row.id):
-                    await self._complete(connection, row, "interrupted")
+                    self._complete(connection, row, "interrupted")
+
+        await self._database.transact(store)
 
     # ---- reading ----
 
@@ -331,7 +342,7 @@ class Conversations:
             row = (await connection.execute(query)).one_or_none()
             if row is None or (row.tenant, row.config) != (tenant, config):
                 raise ConversationNotFound(f"no turn of the agent config has the id {id!r}", turn=id)
-            awaited = await self._awaited(connection, row.conversation, id) if row.status == "waiting" else []
+            awaited = await connection.run_sync(self._awaited, row.conversation, id) if row.status == "waiting" else []
         return self._shown(row, awaited)
 
     async def turn_of_request(self, tenant: str, config: str, request: str) -> str | None:
@@ -380,7 +391,7 @@ class Conversations:
         async with self._database.read() as connection:
             rows = (await connection.execute(query.order_by(chat_turns.c.number))).all()
             waiting = {
-                row.id: await self._awaited(connection, row.conversation, row.id)
+                row.id: await connection.run_sync(self._awaited, row.conversation, row.id)
                 for row in rows
                 if row.status == "waiting"
             }
@@ -399,38 +410,41 @@ class Conversations:
 
     # ---- rows ----
 
-    @asynccontextmanager
-    async def _writing(self, turn: OpenTurn) -> AsyncIterator[AsyncConnection]:
+    async def _write(self, turn: OpenTurn, work: Callable[[sa.Connection], T]) -> T:
         """A transaction of a turn whose conversation may be deleted at any time."""
         try:
-            async with self._database.write() as connection:
-                yield connection
+            return await self._database.transact(work)
         except (IntegrityError, sa.exc.NoResultFound):
             raise _missing(turn.conversation) from None
 
-    async def _make(self, connection: AsyncConnection, tenant: str, config: str, id: str, now: datetime) -> None:
-        count = sa.select(sa.func.count()).select_from(conversations).where(conversations.c.config == config)
-        if (await connection.execute(count)).scalar_one() >= MAX_CONVERSATIONS:
+    def _make(self, connection: sa.Connection, turn: OpenTurn, now: datetime) -> None:
+        """The conversation of a turn."""
+        count = sa.select(sa.func.count()).select_from(conversations).where(conversations.c.config == turn.config)
+        if connection.execute(count).scalar_one() >= MAX_CONVERSATIONS:
             raise InvalidRequest(f"an agent config may have {MAX_CONVERSATIONS} conversations; delete some first")
-        row = {"id": id, "tenant": tenant, "config": config, "created_at": now, "updated_at": now}
-        await connection.execute(sa.insert(conversations).values(row))
+        row = {
+            "id": turn.conversation,
+            "tenant": turn.tenant,
+            "config": turn.config,
+            "created_at": now,
+            "updated_at": now,
+        }
+        connection.execute(sa.insert(conversations).values(row))
 
-    async def _last(
-        self, connection: AsyncConnection, tenant: str, config: str, conversation: str
-    ) -> sa.Row[Any] | None:
+    def _last(self, connection: sa.Connection, tenant: str, config: str, conversation: str) -> sa.Row[Any] | None:
         """The last turn of a conversation, which is locked until the end of the transaction."""
         query = sa.select(conversations).where(conversations.c.id == conversation).with_for_update()
-        owner = (await connection.execute(query)).one_or_none()
+        owner = connection.execute(query).one_or_none()
         if owner is None or (owner.tenant, owner.config) != (tenant, config):
             raise _missing(conversation)
         of_it = sa.select(chat_turns).where(chat_turns.c.conversation == conversation)
-        last = (await connection.execute(of_it.order_by(chat_turns.c.number.desc()).limit(1))).one_or_none()
+        last = connection.execute(of_it.order_by(chat_turns.c.number.desc()).limit(1)).one_or_none()
         if last is not None and last.status == "running" and not self._is_alive(last.instance, last.id):
-            await self._complete(connection, last, "interrupted")
-            last = (await connection.execute(of_it.where(chat_turns.c.id == last.id))).one()
+            self._complete(connection, last, "interrupted")
+            last = connection.execute(of_it.where(chat_turns.c.id == last.id)).one()
         return last
 
-    async def _require_idle(self, connection: AsyncConnection, last: sa.Row[Any] | None) -> None:
+    def _require_idle(self, connection: sa.Connection, last: sa.Row[Any] | None) -> None:
         if last is None or last.status not in ("running", "waiting"):
             return
         details = {"conversation_id": last.conversation, "turn_id": last.id, "status": last.status}
@@ -440,7 +454,7 @@ class Conversations:
                 f"(GET …/turns/{last.id}/events), or cancel it (POST …/turns/{last.id}/cancel)",
                 **details,
             )
-        awaited = await self._awaited(connection, last.conversation, last.id)
+        awaited = self._awaited(connection, last.conversation, last.id)
         raise Conflict(
             f"the turn {last.id} of this conversation waits for the results of {_named(awaited)}; send them as "
             f"tool_results, or cancel the turn (POST …/turns/{last.id}/cancel)",
@@ -448,32 +462,30 @@ class Conversations:
             tool_calls=[_call(call).model_dump() for call in awaited],
         )
 
-    async def _awaited(self, connection: AsyncConnection, conversation: str, turn: str) -> builtins.list[ToolCallPart]:
+    def _awaited(self, connection: sa.Connection, conversation: str, turn: str) -> builtins.list[ToolCallPart]:
         """The calls of a turn that have no result: only its last answer can have such."""
         table = chat_messages
         of_turn = sa.and_(table.c.conversation == conversation, table.c.turn == turn)
         query = sa.select(table.c.data).where(of_turn).order_by(table.c.id.desc())
         done: set[str] = set()
-        for row in await connection.execute(query):
-            (message,) = ModelMessagesTypeAdapter.validate_python([row.data])
+        for data in connection.execute(query).scalars().all():
+            (message,) = ModelMessagesTypeAdapter.validate_python([data])
             if isinstance(message, ModelResponse):
                 calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
                 return [call for call in calls if call.tool_call_id not in done]
             done |= {part.tool_call_id for part in message.parts if isinstance(part, ToolReturnPart)}
         return []
 
-    async def _complete(
-        self, connection: AsyncConnection, row: sa.Row[Any], status: TurnStatus, error: AtollError | None = None
+    def _complete(
+        self, connection: sa.Connection, row: sa.Row[Any], status: TurnStatus, error: AtollError | None = None
     ) -> None:
         now = datetime.now(UTC)
         turn = OpenTurn(row.id, row.conversation, "", "", row.version, row.steps, Tokens())
-        await _add(
-            connection, turn, [interrupted(call) for call in await self._awaited(connection, row.conversation, row.id)]
-        )
+        _add(connection, turn, [interrupted(call) for call in self._awaited(connection, row.conversation, row.id)])
         outcome = None if error is None else {"error": {"code": error.code, "message": readable(error.message)}}
         values = {"status": status, "ended_at": now, "outcome": outcome}
-        await connection.execute(sa.update(chat_turns).where(chat_turns.c.id == row.id).values(values))
-        await _touch(connection, row.conversation, now)
+        connection.execute(sa.update(chat_turns).where(chat_turns.c.id == row.id).values(values))
+        _touch(connection, row.conversation, now)
 
     def _status(self, row: sa.Row[Any]) -> TurnStatus:
         """As it will be when it is recovered: a process may have died a moment ago."""
@@ -552,12 +564,12 @@ def _new_id() -> str:
     return str(uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | drawn >> 62 << 64 | 0b10 << 62 | drawn & (1 << 62) - 1))
 
 
-async def _touch(connection: AsyncConnection, conversation: str, now: datetime) -> None:
-    await connection.execute(sa.update(conversations).where(conversations.c.id == conversation).values(updated_at=now))
+def _touch(connection: sa.Connection, conversation: str, now: datetime) -> None:
+    connection.execute(sa.update(conversations).where(conversations.c.id == conversation).values(updated_at=now))
 
 
-async def _add(
-    connection: AsyncConnection, turn: OpenTurn, added: Iterable[ModelResponse | ToolReturnPart | UserPromptPart]
+def _add(
+    connection: sa.Connection, turn: OpenTurn, added: Iterable[ModelResponse | ToolReturnPart | UserPromptPart]
 ) -> None:
     now = datetime.now(UTC)
     rows = [
@@ -571,7 +583,7 @@ async def _add(
         for each in added
     ]
     if rows:
-        await connection.execute(sa.insert(chat_messages), rows)
+        connection.execute(sa.insert(chat_messages), rows)
 
 
 _KINDS = {ModelResponse: "assistant", ToolReturnPart: "tool", UserPromptPart: "user"}
@@ -581,6 +593,19 @@ def _dumped(added: ModelResponse | ToolReturnPart | UserPromptPart) -> Any:
     message = added if isinstance(added, ModelResponse) else ModelRequest(parts=[added])
     (data,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
     return data
+
+
+def _history(connection: sa.Connection, conversation: str) -> builtins.list[ModelMessage]:
+    """
+    Raises:
+        InvalidRequest: it is too long.
+    """
+    table = chat_messages
+    query = sa.select(table.c.data).where(table.c.conversation == conversation).order_by(table.c.id)
+    data = connection.execute(query.limit(MAX_MESSAGES + 1)).scalars().all()
+    if len(data) > MAX_MESSAGES:
+        raise InvalidRequest(f"a conversation may have {MAX_MESSAGES} messages; begin a new one")
+    return _alternating(ModelMessagesTypeAdapter.validate_python(data))
 
 
 def _alternating(messages: Iterable[ModelMessage]) -> builtins.list[ModelMessage]:

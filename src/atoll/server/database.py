@@ -14,12 +14,14 @@ A statement is never cut by a cancelled task: it is short, and how it ended woul
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -34,6 +36,7 @@ from atoll.server import migrations
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
+T = TypeVar("T")
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _FORMS = "postgresql+asyncpg://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:////ABSOLUTE/PATH"
 _BUSY_S = 10
@@ -54,6 +57,9 @@ class Database:
         self._writing = engine.execution_options(atoll_writes=True)
         self._durable = engine.execution_options(atoll_writes=True, atoll_durable=True)
         self._turn = anyio.Lock()
+        self._thread = ThreadPoolExecutor(1, "atoll-database")
+        self._stepping: sa.Connection | None = None
+        """SQLite's connection for `transact` and `look`, which only the thread uses."""
         self._appender: SqliteAppender | None = None
         """SQLite's connection for `append`, which whoever has the turn uses."""
         self._remote: AsyncConnection | None = None
@@ -105,6 +111,50 @@ class Database:
                 async with engine.begin() as connection:
                     yield connection
 
+    async def transact(self, work: Callable[[sa.Connection], T]) -> T:
+        """A transaction for what is done often: all of the statements of `work` or, if it raises, none. With SQLite it
+        is one step of a thread, not several for each statement, and takes a third of the time of `write`.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        if not self.is_sqlite:
+            async with self.write() as connection:
+                return await connection.run_sync(work)
+        return await self._in_thread(self._transact, work)
+
+    async def look(self, work: Callable[[sa.Connection], T]) -> T:
+        """As `transact`, for `work` that changes nothing.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+        """
+        if not self.is_sqlite:
+            async with self.read() as connection:
+                return await connection.run_sync(work)
+        return await self._in_thread(lambda asked: asked(self._kept()), work)
+
+    async def _in_thread(
+        self, step: Callable[[Callable[[sa.Connection], T]], T], work: Callable[[sa.Connection], T]
+    ) -> T:
+        async with self._turn:
+            with anyio.CancelScope(shield=True), _translating():
+                return await asyncio.get_running_loop().run_in_executor(self._thread, step, work)
+
+    def _transact(self, work: Callable[[sa.Connection], T]) -> T:
+        connection = self._kept()
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            found = work(connection)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            try:
+                connection.exec_driver_sql("ROLLBACK")
+            except DBAPIError:
+                self._end_stepping()
+            raise
+        return found
+
     async def append(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows, all or none, on a connection that is kept for this: a transaction of the pool takes ten times
         as long.
@@ -133,6 +183,21 @@ class Database:
             await broken.close()
             raise
 
+    def _kept(self) -> sa.Connection:
+        """SQLite's connection for what is done in one step. Only the thread uses it."""
+        if self._stepping is None:
+            engine = sa.create_engine(f"sqlite:///{self._engine.url.database}", isolation_level="AUTOCOMMIT")
+            sa.event.listen(engine, "connect", _configure_sqlite)
+            self._stepping = engine.connect()
+        return self._stepping
+
+    def _end_stepping(self) -> None:
+        if self._stepping is not None:
+            stepping, self._stepping = self._stepping, None
+            stepping.invalidate()
+            stepping.close()
+            stepping.engine.dispose()
+
     @asynccontextmanager
     async def _queue(self) -> AsyncIterator[None]:
         if not self.is_sqlite:
@@ -145,6 +210,9 @@ class Database:
         with anyio.CancelScope(shield=True):
             if self._appender is not None:
                 self._appender.close()
+            if self._stepping is not None:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._end_stepping)
+            self._thread.shutdown()
             if self._remote is not None:
                 await self._remote.close()
             await self._engine.dispose()

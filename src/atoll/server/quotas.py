@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -24,7 +24,6 @@ import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
 from atoll.contract.model import Limits, WarmPool
@@ -157,17 +156,20 @@ class QuotaLedger:
                 "for the next one, or have the quota raised",
             )
 
-    async def spend_tokens(self, tenant: str, tokens: int, connection: AsyncConnection | None = None) -> int:
-        """Count tokens that a model has used, in the caller's transaction if there is one. Returns those of this
-        month."""
+    async def spend_tokens(self, tenant: str, tokens: int) -> int:
+        """Count tokens that a model has used. Returns those of this month."""
+        async with self._database.write() as connection:
+            return await connection.run_sync(self.spend_within, tenant, tokens)
+
+    def spend_within(self, connection: sa.Connection, tenant: str, tokens: int) -> int:
+        """As `spend_tokens`, in the caller's transaction."""
         insert = (sqlite if self._database.is_sqlite else postgresql).insert(model_usage)
         statement = insert.values(tenant=tenant, month=_month(), tokens=tokens).on_conflict_do_update(
             index_elements=[model_usage.c.tenant, model_usage.c.month],
             set_={"tokens": model_usage.c.tokens + insert.excluded.tokens},
         )
-        async with self._database.write() if connection is None else nullcontext(connection) as writing:
-            total: int = (await writing.execute(statement.returning(model_usage.c.tokens))).scalar_one()
-            return total
+        total: int = connection.execute(statement.returning(model_usage.c.tokens)).scalar_one()
+        return total
 
     async def tokens(self, tenant: str) -> int:
         """Tokens that models have used for a tenant in this month."""
