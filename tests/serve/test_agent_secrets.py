@@ -33,7 +33,7 @@ def run(args):
         raise ValueError(known)
     return {"ok": True, "content": [{"kind": "text", "content": known}]}
 '''
-SCRIPT = {
+SCRIPT: dict[str, Any] = {
     "step": [
         {"call": [{"tool": "tell", "input": {}}, {"tool": "tell", "input": {"raise": True}}]},
         {"call": [{"tool": "bash", "input": {"command": "env; env >&2; exit 3"}}]},

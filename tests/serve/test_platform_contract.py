@@ -148,7 +148,7 @@ def test_tools_in_a_bundle(server: Curl) -> None:
     )
     assert uploaded["bundle_id"].startswith("bdl_")
     assert (uploaded["sha256"], uploaded["size_bytes"]) == (hashlib.sha256(bundle).hexdigest(), len(bundle))
-    body = {
+    body: dict[str, Any] = {
         "name": "Site Editor",
         "agent_type": "sandboxed",
         "system_prompt": "You edit a static site under /workspace.",

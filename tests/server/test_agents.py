@@ -20,9 +20,10 @@ from atoll.server.chat import ChatInput
 from atoll.server.configs import AgentConfig, AgentDefinition
 from atoll.server.conversations import OpenTurn
 from atoll.server.server import Server
-from atoll.server.tables import agent_configs, chat_messages, chat_turns, conversations
-from atoll.server.tenants import Tenant
+from atoll.server.tables import agent_configs, bundles, chat_messages, chat_turns, conversations
+from atoll.server.tenants import Tenant, TenantPolicy
 from atoll.settings import Settings
+from tests.serve.test_platform_contract import packed
 
 SCRIPT = {"step": [{"call": [{"tool": "look", "input": {"at": 1}}]}, {"text": "Seen."}]}
 CALLS = [ToolCallPart("look", {"at": 1}, "call_1"), ToolCallPart("look", {"at": 2}, "call_2")]
@@ -170,6 +171,28 @@ async def test_what_is_removed_takes_everything_with_it(server: Server, config: 
     async with server.database.read() as connection:
         for table in (agent_configs, conversations, chat_turns, chat_messages):
             assert (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one() == 0
+
+
+async def test_a_tenant_takes_its_agents_and_bundles_with_it(server: Server, tmp_path: Path) -> None:
+    acme = await server.tenants.create("acme", policy=TenantPolicy(images=("host",)))
+    bundle, _ = await server.bundles.add("acme", _in_pieces(packed()))
+    given = {"provisioning_bundle": {"url": bundle.url, "sha256": bundle.sha256}}
+    tools = ("read_file", "write_file")
+    made = definition(tmp_path, agent_type="sandboxed", tools_config=tools, **given)
+    config = await server.configs.create(acme, made, {})
+    with pytest.raises(Conflict, match="config"):
+        await server.bundles.delete("acme", bundle.bundle_id)
+    await server.conversations.begin("acme", config, "Look.", conversation=None, request="request")
+    with pytest.raises(InvalidRequest, match="has 1 bundles, 1 agent configs; remove them first"):
+        await server.delete_tenant("acme")
+    await server.delete_tenant("acme", destroy=True)
+    async with server.database.read() as connection:
+        for table in (agent_configs, bundles, conversations):
+            assert (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one() == 0
+
+
+async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def test_secrets_are_encrypted_changed_one_by_one_and_shown_by_name_only(

@@ -314,6 +314,13 @@ class Chat:
         await self._workspaces.destroy(tenant, config)
         await self._configs.delete(tenant, id)
 
+    async def end_tenant(self, tenant: str) -> None:
+        """End all turns of a tenant that is being deleted, and let go of its workspaces."""
+        for run in [run for run in self._runs.values() if run.turn.tenant == tenant]:
+            run.scope.cancel()
+            await run.ended()
+        await self._workspaces.release(tenant)
+
     async def _cancel_all(self, runs: Sequence[TurnRun], config: str) -> None:
         for run in runs:
             if run.ended_at is None:

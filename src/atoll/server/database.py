@@ -140,6 +140,7 @@ class Database:
         async with self._turn:
             with anyio.CancelScope(shield=True), _translating():
                 return await asyncio.get_running_loop().run_in_executor(self._thread, step, work)
+            raise AssertionError("a shielded scope is not cancelled")
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
         connection = self._kept()

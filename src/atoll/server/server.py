@@ -151,6 +151,7 @@ class Server:
                 self.history.sample,
                 self.engines.close_idle,
                 self.bundles.tidy,
+                self.workspaces.release_unused,
             ):
                 tasks.start_soon(_again, part)
 
@@ -181,7 +182,11 @@ class Server:
         """
         await self.tenants.require_removable(name)
         engine = await self.engines.get(name)
-        left = {**await _contents(engine), "bundles": len(await self.bundles.list(name))}
+        left = {
+            **await _contents(engine),
+            "bundles": len(await self.bundles.list(name)),
+            "agent configs": len(await self.configs.list(name)),
+        }
         if any(left.values()) and not destroy:
             has = ", ".join(f"{count} {what}" for what, count in left.items() if count)
             raise InvalidRequest(
@@ -189,6 +194,7 @@ class Server:
             )
         await self.tenants.update(name, disabled=True)
         self.keys.forget()
+        await self.chat.end_tenant(name)
         for _ in range(_ROUNDS):  # a request that had begun may have made more
             if not any((await _contents(engine)).values()):
                 break

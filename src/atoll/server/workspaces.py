@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -50,6 +51,8 @@ from atoll.tools.view import MAX_SHOWN_BYTES, last_name
 
 MAX_INSTANCES = 100
 """Of one config that are kept."""
+RELEASED_S = 900.0
+"""How long this process holds a workspace that no turn uses. It sleeps by then."""
 SHORTEST_REDACTED = 6
 """Characters of a secret that is taken out of results. A shorter one would be found in them by chance."""
 _NOTHING = 'def run(args):\n    """Does nothing."""\n    return {"ok": True, "content": ""}\n'
@@ -149,6 +152,24 @@ class Workspaces:
             finally:
                 await opened.aclose()
 
+    async def release_unused(self) -> None:
+        """Let go of workspaces that sleep, until this is cancelled: the engines of their tenants may be closed then."""
+        while True:
+            await anyio.sleep(RELEASED_S / 4)
+            for config in [*self._open]:
+                async with self._opening[config]:
+                    if (opened := self._open.get(config)) is not None and opened.unused_s > RELEASED_S:
+                        await self._open.pop(config).aclose()
+                if config not in self._open:
+                    self._opening.pop(config, None)
+
+    async def release(self, tenant: str) -> None:
+        """Let go of the workspaces of a tenant that is being deleted."""
+        for config, opened in [*self._open.items()]:
+            if opened.tenant == tenant:
+                del self._open[config]
+                await opened.aclose()
+
     async def aclose(self) -> None:
         """Let go of all of them. Their sandboxes go on, and sleep when they are unused."""
         with anyio.CancelScope(shield=True):
@@ -174,7 +195,9 @@ class Workspaces:
         last = next(iter(await self.instances(config.id, limit=1)), None)
         workspace = Workspace(engine, spec, record, last=last, admit=admit)
         self._engines.hold(tenant, workspace)
-        return _OpenWorkspace(workspace, config.version, redacting)
+        opened = _OpenWorkspace(tenant, workspace, config.version, redacting)
+        self._engines.hold(tenant, opened)
+        return opened
 
     async def _spec(
         self, tenant: Tenant, engine: Engine, config: AgentConfig, secrets: WorkspaceSecrets
@@ -258,11 +281,13 @@ def _write_plain_bundle(path: Path) -> None:
 class _OpenWorkspace:
     """A workspace that turns of one version of a config use."""
 
-    def __init__(self, workspace: Workspace, version: int, redacting: SecretRedaction) -> None:
+    def __init__(self, tenant: str, workspace: Workspace, version: int, redacting: SecretRedaction) -> None:
+        self.tenant = tenant
         self.workspace = workspace
         self.version = version
         self._redacting = redacting
         self._users = 0
+        self._used_at = time.monotonic()
         self._idle = anyio.Event()
         self._idle.set()
         self._executor: CodeExecutor | None = None
@@ -273,8 +298,14 @@ class _OpenWorkspace:
             self._idle = anyio.Event()
         self._users += 1
 
+    @property
+    def unused_s(self) -> float:
+        """For how long no turn has used it."""
+        return 0.0 if self._users else time.monotonic() - self._used_at
+
     def end_use(self) -> None:
         self._users -= 1
+        self._used_at = time.monotonic()
         if self._users == 0:
             self._idle.set()
 
