@@ -180,6 +180,7 @@ async def test_a_volume_has_a_size_which_all_its_sandboxes_share(
         assert (await other.exec("head -c 20M /dev/zero > own")).ok
         assert (await one.exec("rm -f filling more && sync")).ok
         assert await fill(one, LIMIT // 2) == (LIMIT // 2, 0)
+    assert stored.volumes.sizes() == {"small": LIMIT}
     volume = await stored.volumes.get("small")
     assert (volume.size_bytes, volume.used_bytes >= LIMIT // 2) == (LIMIT, True)
     with pytest.raises(InvalidRequest, match="1 volumes"):

@@ -1,23 +1,88 @@
-"""What schemathesis has to know of the REST API beyond its document. Loaded by it (`schemathesis.toml`)."""
+"""What schemathesis has to know of the REST API beyond its document. Loaded by it (`schemathesis.toml`).
+
+Requests that are drawn at random mostly ask for what does not exist. So that they come further than to a 404, those of
+the phases before the stateful one are for things that exist (`ATOLL_FUZZ_IDS`), and what a scenario makes is made
+without what only another machine could have.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections import deque
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Any
 
+import requests
 import schemathesis
 from schemathesis import Case, CheckContext, HookContext, Response
 from schemathesis.core.failures import Failure
+from schemathesis.core.parameters import ParameterLocation
 from schemathesis.generation.meta import TestPhase
-from schemathesis.openapi.checks import AllowHeaderMismatch, RejectedPositiveData
-
-from atoll.contract.names import is_namespace
+from schemathesis.openapi.checks import RejectedPositiveData
 
 SHAPE = {"code": str, "message": str, "details": dict, "request_id": str}
 KEPT = frozenset(os.environ["ATOLL_FUZZ_KEPT"].split())
 """Tenants and keys that the run itself needs: they are neither changed nor deleted."""
+IDS: dict[str, Any] = json.loads(os.environ["ATOLL_FUZZ_IDS"])
+"""What exists, by the parameter of a path. Requests that would end it are for something else."""
+ENDS = frozenset({"sandboxes_shutdown", "sandboxes_sleep", "sandboxes_restore"})
+GOES_ON = "files_watch"
+"""For as long as its client: `tests/rest/test_files.py` has what it does with a sandbox."""
+MAKES = "volumes_import"
+"""What its path names."""
+BODIES = {name: Path(path).read_bytes() for name, path in json.loads(os.environ["ATOLL_FUZZ_BODIES"]).items()}
+"""Archives, by the operation that takes one: sent where an empty body was drawn."""
+ELSEWHERE = {
+    "sandboxes_create": {
+        *("image", "from_checkpoint", "runtime", "mounts", "network", "ephemeral"),
+        *("user", "cwd", "limits", "secrets", "secret_env", "env"),
+    },
+    "processes_spawn": {"env", "cwd", "user"},
+    "code_sessions_create": {"env", "cwd", "user", "language"},
+    "volumes_create": {"size_bytes"},
+}
+"""Fields of what is made in a scenario that it is made without: they would mostly name what there is not."""
+RULES = (
+    "is not an image reference",
+    "is not a network rule",
+    "is not a valid header for a secret",
+    "path, or path_base64",
+    "target, or target_base64",
+    "stdin and stdin_base64",
+    "is not base64",
+    "Base64 decoding error",
+    "the path is empty",
+    "the command is empty",
+    "the pattern",
+    "give an absolute one",
+    "give one name for each",
+    "is named",
+    "on_expiry and ttl_renewed_by_use",
+    "does not have the scope",
+    "output_limit_bytes may be",
+    "is no call of the session's last execution",
+    "there is no such owner",
+)
+"""What is wrong with a request that fits the document, where no schema states the rule: it is about the meaning of a
+text, about two fields, or about what there is."""
+FILES = frozenset({"path_is_directory", "path_not_directory", "file_error", "user_not_found"})
+"""Codes of what the files of a sandbox, or its users, do not allow."""
+MIN_TTL_S = 3600
+MIN_LIMITS = {"memory_bytes": 2**28, "cpus": 0.5, "pids": 256, "open_files": 1024}
+"""Of sandboxes that run: one that starves ends, or does not answer, and that is no failure of the server."""
+MAX_FORKS = 2
+LEFT = 16
+"""Sandboxes that were made and are left: more than a scenario can make."""
 
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
+made: deque[str] = deque()
+numbers = count()
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
 
 
 @schemathesis.check
@@ -29,18 +94,44 @@ def one_shape_of_errors(_ctx: CheckContext, response: Response, _case: Case) -> 
     assert response.headers["atoll-request-id"] == [body["request_id"]]
 
 
+@schemathesis.check
+class EveryOperationIsReached:
+    """Every operation has been carried out at least once: else the other checks have seen nothing of it."""
+
+    def __init__(self, unreached: list[str] | None = None) -> None:
+        self._tested: set[str] = set()
+        self._reached = set(unreached or ())
+
+    def after_response(self, _ctx: CheckContext, response: Response, case: Case) -> None:
+        name = case.operation.definition.raw["operationId"]
+        self._tested.add(name)
+        if response.status_code < 400:
+            self._reached.add(name)
+
+    def after_run(self, _ctx: CheckContext) -> None:
+        missing = sorted(self._tested - self._reached)
+        assert not missing, f"never carried out: {', '.join(missing)}"
+
+
 @schemathesis.hook
-def filter_failure(_context: HookContext, failure: Failure, case: Case, response: Response) -> bool:
+def filter_failure(_context: HookContext, failure: Failure, _case: Case, response: Response) -> bool:
     """Whether it is one."""
-    if isinstance(failure, AllowHeaderMismatch):
-        # A sandbox may be named `import`: the path has the methods of a sandbox too.
-        return case.operation.path != "/api/v1/sandboxes/import"
     if isinstance(failure, RejectedPositiveData) and response.status_code == 400:
-        # A request that fits the document may break a rule that no schema can state, such as what a network rule is. It
-        # may not break one of a schema: these are errors of other types.
-        errors = response.json()["details"].get("errors", [])
-        return any(each["type"] not in ("value_error", "base64_decode") for each in errors)
+        error = response.json()
+        return error["code"] not in FILES and not any(rule in error["message"] for rule in RULES)
     return True
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+
+
+@schemathesis.hook
+def before_load_schema(_context: HookContext, raw_schema: dict[str, Any]) -> None:
+    """Without Atoll-Tenant, of which `tests/rest/test_walk.py` has every operation: nearly all requests would be
+    refused for it, and what a link leads to is looked for only if the link gives all of its parameters."""
+    for methods in raw_schema["paths"].values():
+        for operation in methods.values():
+            operation["parameters"] = [each for each in operation.get("parameters", ()) if "$ref" not in each]
 
 
 @schemathesis.hook
@@ -51,15 +142,86 @@ def filter_case(_context: HookContext, case: Case) -> bool:
 
 @schemathesis.hook
 def before_call(_context: HookContext, case: Case, _kwargs: dict[str, Any]) -> None:
-    """Streams that would go on end when all that is there was sent, nothing is waited for for long, and most requests
-    act in the tenant of their key: another would be refused, or does not exist."""
+    name = case.operation.definition.raw["operationId"]
+    _end_soon(case, name)
+    if case.meta is None:
+        return
+    if case.meta.generation.mode.is_positive:
+        _keep_rules(case, name)
+    if case.meta.phase.name is not TestPhase.STATEFUL:
+        _use_what_exists(case, name)
+    elif isinstance(case.body, dict) and case.meta.generation.mode.is_positive:
+        _make_what_can_be_used(case.body, name)
+
+
+def _end_soon(case: Case, name: str) -> None:
+    """Streams that would go on end when all that is there was sent, and nothing is waited for for long."""
     follow = any(each.name == "follow" for each in case.operation.query)
     if follow and str(case.query.get("follow", True)).lower() in ("true", "1", "on", "yes", "t", "y"):
         case.query["follow"] = False
-    waits: tuple[tuple[Any, str], ...] = ((case.query, "timeout_s"), (case.body, "wait_s"))
-    for given, name in waits:
-        if isinstance(given, dict) and isinstance(given.get(name), int | float) and 1 < given[name] <= 3600:
-            given[name] = 1
-    is_random = case.meta is not None and case.meta.phase.name in (TestPhase.FUZZING, TestPhase.STATEFUL)
-    if is_random and is_namespace(str(case.headers.get("Atoll-Tenant"))):
-        del case.headers["Atoll-Tenant"]
+    for given in (case.query, case.body):
+        for field in ("timeout_s", "wait_s") if isinstance(given, dict) else ():
+            with suppress(KeyError, ValueError, TypeError):
+                given[field] = 1 if 1 < float(given[field]) <= 86_400 else given[field]
+    if name == "sandboxes_exec" and isinstance(case.body, dict) and case.body.get("timeout_s") is None:
+        case.body["timeout_s"] = 1
+
+
+def _keep_rules(case: Case, name: str) -> None:
+    """Keep rules that no schema states: one of two fields is given, and a key is used once. Nothing expires or starves
+    while it is used."""
+    body = case.body if isinstance(case.body, dict) else {}
+    for given, field in ((case.query, "path"), (body, "path"), (body, "target"), (body, "stdin")):
+        if given and given.get(field) is not None:
+            given.pop(f"{field}_base64", None)
+        elif given and given.get(f"{field}_base64") and field != "stdin":
+            given[f"{field}_base64"] = "L3RtcC94"  # /tmp/x
+    if _is_number(ttl_s := body.get("ttl_s")):
+        body["ttl_s"] = max(ttl_s, MIN_TTL_S)
+    if isinstance(limits := body.get("limits"), dict) and case.method == "PATCH":
+        limits |= {each: max(limits[each], MIN_LIMITS[each]) for each in MIN_LIMITS if _is_number(limits.get(each))}
+    if len(key := case.headers.get("Idempotency-Key", "")) in range(1, 200):
+        case.headers["Idempotency-Key"] = f"{key}{next(numbers)}"
+    # schemathesis fills a header whose pattern has digits only with 0, whatever else the pattern asks for.
+    if case.headers.get("last-event-id") == "0" and name == "processes_output":
+        case.headers["last-event-id"] = "0-0"
+    if name in BODIES and not case.body and case.meta is not None and case.meta.phase.name is not TestPhase.COVERAGE:
+        case.body = BODIES[name]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _use_what_exists(case: Case, name: str) -> None:
+    if case.meta is None or case.meta.is_negative_at(ParameterLocation.PATH):
+        return
+    given: dict[str, Any] = case.path_parameters or {}
+    ends = case.method == "DELETE" and case.operation.path.endswith("}")
+    ended = list(given)[-1:] if ends or name in {*ENDS, GOES_ON, MAKES} else []
+    for parameter in given.keys() & IDS.keys():
+        if parameter not in ended:
+            given[parameter] = IDS[parameter]
+        elif given[parameter] in IDS.values():
+            given[parameter] = "another" if isinstance(IDS[parameter], str) else IDS[parameter] + 1000
+
+
+def _make_what_can_be_used(body: dict[str, Any], name: str) -> None:
+    for field in ELSEWHERE.get(name, ()):
+        body.pop(field, None)
+    if name == "processes_spawn":
+        body |= {"command": ["cat"], "stdin": True}
+    if name == "sandboxes_fork":
+        body |= {"count": MAX_FORKS, "names": None, "checkpoint": None}
+
+
+@schemathesis.hook
+def after_call(_context: HookContext, case: Case, response: Response) -> None:
+    """Delete the sandboxes that were made long ago."""
+    if response.status_code != 201 or not case.operation.path.startswith("/api/v1/sandboxes"):
+        return
+    body = response.json()
+    made.extend(each["name"] for each in body.get("items", [body]) if "runtime" in each and "name" in each)
+    while len(made) > LEFT:
+        url = f"{case.operation.base_url}/api/v1/sandboxes/{made.popleft()}"
+        requests.delete(url, headers={"X-API-Key": os.environ["ATOLL_FUZZ_KEY"]}, timeout=60)

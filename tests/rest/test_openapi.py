@@ -47,6 +47,18 @@ def test_what_is_made_is_linked_to_what_can_be_done_with_it() -> None:
     assert {"keys_get", "keys_revoke"} <= links["keys_create"]
 
 
+def test_every_operation_on_a_thing_is_linked_to_from_what_makes_it_or_lists_it() -> None:
+    linked = {
+        link["operationId"]
+        for _, _, operation in OPERATIONS
+        for response in operation["responses"].values()
+        for link in response.get("links", {}).values()
+    }
+    on_a_thing = {operation["operationId"] for _, path, operation in OPERATIONS if "{" in path}
+    # What an image is called is no answer's to say: it is pulled by its reference. An import makes what its path names.
+    assert on_a_thing - linked == {"images_remove", "volumes_import"}
+
+
 def test_bodies_refuse_unknown_fields() -> None:
     bodies = [
         operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]

@@ -29,7 +29,21 @@ CONFIG = Path(__file__).with_name("schemathesis.toml")
 PHASES = {"sqlite": "coverage,stateful", "postgresql": "examples,fuzzing,stateful"}
 """`coverage` tries the bounds of every parameter and field; it would be the same for the other database."""
 PEERS = ("first", "second")
-TENANT = {"policy": {"images": ["host"], "max_limits": {"memory_bytes": 2**30}}, "quotas": {"sandboxes": 6}}
+TENANT = {"policy": {"images": ["host"], "max_limits": {"memory_bytes": 2**30}}, "quotas": {"sandboxes": 30}}
+OPERATED = [
+    "--include-tag",
+    "tenants",
+    "--include-tag",
+    "keys",
+    "--include-tag",
+    "audit",
+    "--include-operation-id",
+    "images_remove",
+]
+OPERATED += ["--include-operation-id", "host_gc"]
+"""What only the operator can do all of."""
+
+Fuzz = Callable[..., None]
 
 
 @pytest.fixture(params=PHASES)
@@ -75,41 +89,93 @@ def empty(operator: httpx2.Client, tenant: str) -> None:
             operator.delete(f"{kind}/{each[key]}", headers=header)
 
 
-def users_of(server: RunningServer) -> dict[str, str]:
+def users_of(operator: httpx2.Client) -> dict[str, str]:
     """Names and keys: two tenants, and the operator for what no tenant may do."""
     users = {}
+    for tenant in PEERS:
+        operator.post("tenants", json={"name": tenant, **TENANT}).raise_for_status()
+        body = {"name": tenant, "role": "admin"}
+        made = operator.post("keys", json=body, headers={"Atoll-Tenant": tenant}).raise_for_status()
+        users[tenant] = made.json()["text"]
+    return users
+
+
+def make_one_of_each(client: httpx2.Client) -> dict[str, Any]:
+    """Ids of things that exist, by the parameter of a path."""
+
+    def made(path: str, **body: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = client.post(path, json=body).raise_for_status().json()
+        return answer
+
+    # Not as root: a request for `/` would take the sandbox apart.
+    demo = made("sandboxes", name="demo", user="user")
+    sandbox = demo["name"]
+    process = made(f"sandboxes/{sandbox}/processes", command="trap '' $(seq 64); sleep infinity", stdin=True)
+    session = made(f"sandboxes/{sandbox}/code/sessions")
+    execution = made(f"sandboxes/{sandbox}/code/sessions/{session['id']}/execute", code="1")
+    return {
+        "sandbox": sandbox,
+        "id": demo["id"],
+        "name": sandbox,
+        "process": process["id"],
+        "session": session["id"],
+        "execution": execution["id"],
+        "checkpoint": made(f"sandboxes/{sandbox}/checkpoints")["id"],
+        "volume": made("volumes", name="cache")["name"],
+        "webhook": made("webhooks", url="https://hook.invalid/")["webhook"]["id"],
+        "key": made("keys", name="key")["key"]["id"],
+    }
+
+
+@pytest.fixture
+def fuzz(server: RunningServer, tmp_path: Path) -> Fuzz:
     with operator_of(server) as operator:
-        for tenant in PEERS:
-            operator.post("tenants", json={"name": tenant, **TENANT}).raise_for_status()
-            body = {"name": tenant, "role": "admin"}
-            made = operator.post("keys", json=body, headers={"Atoll-Tenant": tenant}).raise_for_status()
-            users[tenant] = made.json()["text"]
-    return {**users, "operator": server.key}
-
-
-def run(server: RunningServer, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run schemathesis with these options against a server."""
-    users = users_of(server)
-    auth = directory / "auth.json"
+        users = {**users_of(operator), "operator": server.key}
+        operator.post("tenants", json={"name": "third"}).raise_for_status()
+    with httpx2.Client(base_url=f"{server.url}/api/v1/", headers={"X-API-Key": users["first"]}, timeout=60) as client:
+        ids = make_one_of_each(client)
+        archive = tmp_path / "demo.atoll"
+        archive.write_bytes(client.get("sandboxes/demo/export").raise_for_status().content)
+    tar = tmp_path / "empty.tar"
+    tar.write_bytes(bytes(1024))
+    bodies = {"sandboxes_import": archive, "volumes_import": tar, "files_unpack": tar}
+    auth = tmp_path / "auth.json"
     headers = {name: [{"name": "X-API-Key", "value": key}] for name, key in users.items()}
     auth.write_text(json.dumps({"auth": [{"name": name, "fixedHeaders": headers[name]} for name in users]}))
     kept = ["default", *PEERS, *(key.split("_")[1] for key in users.values())]
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", *options]
-    return subprocess.run(
-        [*command, f"{server.url}/openapi.json"],
-        env={**os.environ, "ATOLL_FUZZ_AUTH": str(auth), "ATOLL_FUZZ_KEPT": " ".join(kept)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+
+    def run(user: str, *options: str) -> None:
+        """Run schemathesis with these options against the server."""
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", *options]
+        done = subprocess.run(
+            [*command, "--checks", "all", "--seed", SEED, "--no-color", f"{server.url}/openapi.json"],
+            env={
+                **os.environ,
+                "ATOLL_FUZZ_AUTH": str(auth),
+                "ATOLL_FUZZ_USER": user,
+                "ATOLL_FUZZ_KEY": users[user],
+                "ATOLL_FUZZ_KEPT": " ".join(kept),
+                "ATOLL_FUZZ_BODIES": json.dumps(bodies, default=str),
+                "ATOLL_FUZZ_IDS": json.dumps({"tenant": "third"} if user == "operator" else ids),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        Path(f"/tmp/fuzz-out-{user}.txt").write_text(done.stdout)
+        assert done.returncode == 0, f"{done.stdout}\nagain: ATOLL_FUZZ_SEED={SEED}"
+
+    return run
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 300)
-def test_schemathesis_finds_nothing(server: RunningServer, database: str, tmp_path: Path) -> None:
-    options = ["--checks", "all", "--seed", SEED, "--no-color", "--max-examples", EXAMPLES or "3"]
+@pytest.mark.parametrize(("user", "options"), [("first", []), ("operator", OPERATED)], ids=["tenant", "operator"])
+def test_schemathesis_finds_nothing(
+    server: RunningServer, database: str, fuzz: Fuzz, user: str, options: list[str]
+) -> None:
+    limits = ["--max-examples", EXAMPLES or "3"]
     if EXAMPLES is None:
-        options += ["--phases", PHASES[database]]
-    done = run(server, tmp_path, *options)
-    assert done.returncode == 0, f"{done.stdout}\nagain: ATOLL_FUZZ_SEED={SEED}"
+        limits += ["--phases", PHASES[database]]
+    fuzz(user, *options, *limits)
     assert "Traceback" not in server.log.read_text()

@@ -11,6 +11,29 @@ from tests.rest.serving import Served
 SANDBOXES = "/api/v1/sandboxes"
 
 
+async def test_a_sleeping_sandbox_counts_and_its_use_is_never_refused(served: Served) -> None:
+    """However it is woken, and also when the quota was lowered since."""
+    key = await served.tenant("sleeper", quotas=Quotas(sandboxes=2, memory_bytes=64 * 2**20))
+    async with served.client(key) as client:
+        limits = {"memory_bytes": 64 * 2**20}
+        (await client.post("/api/v1/sandboxes", json={"name": "one", "limits": limits})).raise_for_status()
+        checkpoint = (await client.post("/api/v1/sandboxes/one/checkpoints", json={})).json()["id"]
+        await served.server.tenants.update("sleeper", quotas=Quotas(sandboxes=2, memory_bytes=16 * 2**20))
+        for use in (
+            lambda: client.post("/api/v1/sandboxes/one/exec", json={"command": "true"}),
+            lambda: client.get("/api/v1/sandboxes/one/files/list", params={"path": "/"}),
+            lambda: client.post("/api/v1/sandboxes/one/wake"),
+            lambda: client.post("/api/v1/sandboxes/one/restore", json={"checkpoint": checkpoint}),
+        ):
+            assert (await client.post("/api/v1/sandboxes/one/sleep")).json()["status"] == "sleeping"
+            assert (await client.get("/api/v1/me")).json()["usage"]["memory_bytes"] == 64 * 2**20
+            two = await client.post("/api/v1/sandboxes", json={"name": "two", "limits": {"memory_bytes": 8 * 2**20}})
+            assert (two.status_code, two.json()["details"]["quota"]) == (403, "memory_bytes")
+            assert (await use()).status_code == 200
+            assert (await client.get("/api/v1/sandboxes/one")).json()["status"] == "running"
+        assert (await client.delete("/api/v1/sandboxes/one?checkpoints=true")).status_code == 204
+
+
 async def test_a_tenant_is_created_changed_and_deleted(client: httpx2.AsyncClient) -> None:
     made = await client.post(
         "/api/v1/tenants",

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from atoll import Settings
+from atoll.server.server import Server
+from atoll.surfaces.serve.app import make_app
 from atoll.testing.server import RunningServer
 
 CLOSED = ("/metrics", "/api/v1/sandboxes", "/api/v1/nothing")
@@ -36,3 +43,20 @@ def test_the_documentation_needs_no_other_host_and_runs_no_script(strict_server:
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(""", page.text)
     document = httpx2.get(strict_server.url + "/openapi.json").json()
     assert all(path in page.text for path in document["paths"])
+
+
+async def test_it_is_not_ready_while_its_database_does_not_answer(
+    make_state_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Server.open(Settings(state_dir=make_state_dir())) as server:
+        transport = httpx2.ASGITransport(make_app(server))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.get("/readyz")).status_code == 200
+
+            def fail(_: AsyncEngine) -> None:
+                raise OperationalError("SELECT 1", {}, ConnectionError("gone"))
+
+            monkeypatch.setattr(AsyncEngine, "connect", fail)
+            answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+    assert answer.json()["request_id"] == answer.headers["Atoll-Request-Id"]

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
-from atoll.contract.model import Limits
+from atoll.contract.model import Limits, WarmPool
 from atoll.server import quotas as ledger
 from atoll.server.server import Server
 from atoll.server.tenants import Quotas, Tenant
@@ -96,6 +96,63 @@ async def test_a_sandbox_without_a_limit_is_refused_where_there_is_a_quota_of_it
                 pass
         async with server.quotas.reserve(tenant, engine, {"a": Limits(cpus=0.5)}):
             pass  # no more than it has
+
+
+async def test_disk_is_the_sum_of_sandboxes_and_volumes(server: Server) -> None:
+    tenant = await tenant_with(server, disk_bytes=100 * MIB)
+    engine = await server.engines.get("default")
+    small, large = Limits(disk_bytes=40 * MIB), Limits(disk_bytes=80 * MIB)
+    async with server.quotas.reserve_volume(tenant, engine, "v", 60 * MIB):
+        assert (await server.quotas.usage(tenant, engine))["disk_bytes"] == 60 * MIB
+        async with server.quotas.reserve(tenant, engine, {"a": small}):
+            with pytest.raises(QuotaExceeded, match="quota of disk_bytes"):
+                async with server.quotas.reserve_volume(tenant, engine, "w", 16 * MIB):
+                    pass
+        with pytest.raises(QuotaExceeded, match="quota of disk_bytes"):
+            async with server.quotas.reserve(tenant, engine, {"a": large}):
+                pass
+    async with server.quotas.reserve(tenant, engine, {"a": large}):
+        pass
+
+
+async def test_a_volume_without_a_size_is_refused_where_there_is_a_quota_of_disk(server: Server) -> None:
+    engine = await server.engines.get("default")
+    tenant = await tenant_with(server, disk_bytes=2**40)
+    with pytest.raises(InvalidRequest, match=r"the volume 'v' .* give it size_bytes \(--size\)"):
+        async with server.quotas.reserve_volume(tenant, engine, "v", None):
+            pass
+    await engine.volumes.create("older")
+    try:
+        with pytest.raises(InvalidRequest, match=r"its volume 'older' is older and has no limit .* remove it first"):
+            async with server.quotas.reserve_volume(tenant, engine, "v", 16 * MIB):
+                pass
+        other = await tenant_with(server, sandboxes=1)
+        async with server.quotas.reserve_volume(other, engine, "v", None):
+            pass  # it is no quota of disk
+    finally:
+        await engine.volumes.remove("older")
+
+
+async def test_a_warm_pool_counts_as_the_sandboxes_that_it_keeps_ready(server: Server) -> None:
+    engine = await server.engines.get("default")
+    tenant = await tenant_with(server, sandboxes=3, memory_bytes=3 * 64 * MIB)
+    limits = Limits(memory_bytes=64 * MIB)
+
+    def pool(count: int, runtime: str = "crun") -> WarmPool:
+        return WarmPool(image="host", runtime=runtime, limits=limits, count=count, ready=0)
+
+    async with server.quotas.reserve_pool(tenant, engine, pool(2)):
+        async with server.quotas.reserve_pool(tenant, engine, pool(3)):
+            pass  # the same pool, one more
+        with pytest.raises(QuotaExceeded, match="2 used, 2 asked for, 3 allowed"):
+            async with server.quotas.reserve_pool(tenant, engine, pool(2, "runsc")):
+                pass
+        async with server.quotas.reserve(tenant, engine, {"a": limits}):
+            with pytest.raises(QuotaExceeded, match="3 used, 1 asked for, 3 allowed"):
+                async with server.quotas.reserve(tenant, engine, {"b": limits}):
+                    pass
+        async with server.quotas.reserve_pool(tenant, engine, pool(0, "runsc")):
+            pass  # none is always allowed
 
 
 async def test_requests_are_counted_by_the_minute_and_refused_until_one_fits(

@@ -69,7 +69,7 @@ static void pack_outcome(struct pack *fields, const struct proc *proc)
         pack_int(fields, TAG_EXIT_CODE, WEXITSTATUS(status));
     } else if (!proc->lost) {
         pack_int(fields, TAG_SIGNAL, WTERMSIG(status));
-        killed |= (proc->signals_asked >> (WTERMSIG(status) & 63)) & 1;
+        killed |= (proc->signals_asked >> ((WTERMSIG(status) - 1) & 63)) & 1;
     }
     pack_int(fields, TAG_OUT_TOTAL, (int64_t)(out->settled ? out->at_end : out->ring.total));
     pack_int(fields, TAG_ERR_TOTAL, !err ? 0 : (int64_t)(err->settled ? err->at_end : err->ring.total));

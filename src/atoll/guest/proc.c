@@ -26,6 +26,7 @@
 enum {
     DEFAULT_RING_BYTES = 65536,
     MAX_RING_BYTES = 1 << 20,
+    LAST_SIGNAL = 64,
     ENDED_KEPT = 64,
     COMMAND_KEPT = 1024,
     RECORD_ROOM = COMMAND_KEPT + 256,
@@ -354,8 +355,8 @@ static int send_command(struct proc *proc, int signal, bool tree)
         return ESRCH;
     const struct supervisor_command command = {.signal = signal, .tree = tree, .sequence = ++proc->sequence};
     int error = slot_send(proc->slot, command);
-    if (!error && proc->state != PROC_ENDED)
-        proc->signals_asked |= 1ULL << signal;
+    if (!error && signal && proc->state != PROC_ENDED)
+        proc->signals_asked |= 1ULL << (signal - 1);
     return error;
 }
 
@@ -366,7 +367,7 @@ static void on_kill_timer(struct timer *timer)
 
 static int send_signal(struct proc *proc, int signal, bool tree)
 {
-    if (signal < 0 || signal > 63)
+    if (signal < 0 || signal > LAST_SIGNAL)
         return EINVAL;
     int error = send_command(proc, signal, tree);
     if (signal == SIGKILL && tree && proc->slot) {
@@ -398,7 +399,7 @@ static void resize(struct proc *proc, struct fields fields)
 void proc_control(struct proc *proc, struct fields fields)
 {
     int64_t action = fields_int(fields, TAG_ACTION, 0), signal = fields_int(fields, TAG_SIGNAL, -1);
-    if (action == ACTION_SIGNAL && signal > 0 && signal < 64)
+    if (action == ACTION_SIGNAL && signal > 0 && signal <= LAST_SIGNAL)
         send_signal(proc, (int)signal, fields_int(fields, TAG_TREE, 0) == 1);
     else if (action == ACTION_RESIZE)
         resize(proc, fields);
@@ -426,7 +427,7 @@ void proc_open_signal(uint32_t id, struct fields fields)
         return;
     }
     struct waiter *waiter = calloc(1, sizeof *waiter);
-    int error = !waiter ? ENOMEM : signal < 0 || signal > 63 ? EINVAL : send_signal(proc, (int)signal, tree);
+    int error = !waiter ? ENOMEM : signal < 0 || signal > LAST_SIGNAL ? EINVAL : send_signal(proc, (int)signal, tree);
     if (error) {
         free(waiter);
         stream_refuse(id, error, NULL);

@@ -46,7 +46,7 @@ struct proc {
     bool keep, terminal;
     int marker; /* see tree.h */
     bool tree_kill_asked, ended_after_kill;
-    uint64_t signals_asked; /* bit n: the host asked for signal n */
+    uint64_t signals_asked; /* bit n - 1: the host asked for signal n */
     int wait_status;
     int64_t duration_us, started_us, ended_us;
     char *command;

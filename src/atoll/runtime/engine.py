@@ -274,7 +274,7 @@ class LocalEngine(Engine):
         return {name: driver.capabilities for name, driver in self.drivers().items()}
 
     def effective_limits(self, limits: Limits, runtime: RuntimeName | None = None) -> Limits:
-        return with_defaults(limits, self._choose(runtime).capabilities)
+        return with_defaults(limits, self._choose(runtime or self._settings.runtime).capabilities)
 
     def doctor(self) -> builtins.list[Diagnostic]:
         return registry.doctor(self.state_dir)

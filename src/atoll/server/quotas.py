@@ -1,40 +1,57 @@
 """Quotas of tenants: what is used, what is being asked for, and what is refused.
 
 Owns the sums, the rate of requests and the count of models' tokens. Not here: the quotas (`tenants.py`), and the limits
-that the sums are of: those in force are in the manifests, which `Engine.list` reads. So nothing is counted twice or
-forgotten when a process dies in the middle: what exists is counted, and what is about to exist is reserved in this
-process, which is the only one that creates for clients.
+that the sums are of: those in force are in the records of sandboxes, warm pools and volumes, which the engine reads. So
+nothing is counted twice or forgotten when a process dies in the middle: what exists is counted, and what is about to
+exist is reserved in this process, which is the only one that creates for clients.
 
 A sandbox counts with its limits for as long as it exists, whether it runs or sleeps. Any use wakes one that sleeps: a
 command, a file, a preview, an MCP call. If its memory and CPUs were free while it slept, each of these would have to be
-refused when others have taken them, or a tenant could have as many at work as it can wake.
+refused when others have taken them, or a tenant could have as many at work as it can wake. So waking and restoring ask
+for nothing. A warm pool counts as the sandboxes that it keeps ready, a volume with its size for `disk_bytes`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
+import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
-from atoll.contract.model import Limits, SandboxInfo
-from atoll.runtime.interface import Engine
+from atoll.contract.model import Limits, WarmPool
 from atoll.server.database import Database
 from atoll.server.tables import model_usage
 from atoll.server.tenants import Quotas, Tenant
+
+if TYPE_CHECKING:
+    from atoll.runtime.engine import LocalEngine
 
 _SUMS = ("memory_bytes", "cpus", "disk_bytes")
 """The quotas that are sums of the limit of the same name."""
 _UNREADABLE = "unknown"
 """The runtime of a sandbox whose record cannot be read (`SandboxInfo`)."""
 _OPTIONS = {"memory_bytes": "memory_bytes (--memory)", "cpus": "cpus (--cpus)", "disk_bytes": "disk_bytes (--disk)"}
+_VOLUME_OPTION = "size_bytes (--size)"
+
+
+class _Holder(NamedTuple):
+    """Something that counts for quotas."""
+
+    kind: Literal["sandbox", "volume", "warm pool"]
+    name: str
+
+
+_Share = Mapping[str, float | None]
+"""What a holder counts for each quota; 0 if it is left out. None: it has no limit that could be counted."""
 
 
 class QuotaLedger:
@@ -42,12 +59,13 @@ class QuotaLedger:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reserved: defaultdict[str, dict[object, Mapping[str, Limits]]] = defaultdict(dict)
+        self._reserved: defaultdict[str, dict[object, Mapping[_Holder, _Share]]] = defaultdict(dict)
         self._counting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    @asynccontextmanager
-    async def reserve(self, tenant: Tenant, engine: Engine, wanted: Mapping[str, Limits]) -> AsyncIterator[None]:
+    def reserve(
+        self, tenant: Tenant, engine: LocalEngine, wanted: Mapping[str, Limits]
+    ) -> AbstractAsyncContextManager[None]:
         """While the block runs, count these sandboxes, by name, with these limits: new ones, or one that gets other
         limits. They are the limits in force (`Engine.effective_limits`).
 
@@ -57,10 +75,36 @@ class QuotaLedger:
             QuotaExceeded: there is no room; nothing is reserved.
             InvalidRequest: a quota is set, and a sandbox has no limit that could be counted.
         """
+        return self._reserve(
+            tenant, engine, {_Holder("sandbox", name): _of_limits(limits) for name, limits in wanted.items()}
+        )
+
+    def reserve_pool(self, tenant: Tenant, engine: LocalEngine, pool: WarmPool) -> AbstractAsyncContextManager[None]:
+        """While the block runs, count a warm pool as one of this size.
+
+        Raises:
+            what `reserve` raises.
+        """
+        return self._reserve(tenant, engine, {_pool(pool): _of_limits(pool.limits, pool.count)})
+
+    def reserve_volume(
+        self, tenant: Tenant, engine: LocalEngine, name: str, size_bytes: int | None
+    ) -> AbstractAsyncContextManager[None]:
+        """While the block runs, count a volume of this size.
+
+        Raises:
+            what `reserve` raises.
+        """
+        return self._reserve(tenant, engine, {_Holder("volume", name): {"disk_bytes": size_bytes}})
+
+    @asynccontextmanager
+    async def _reserve(
+        self, tenant: Tenant, engine: LocalEngine, wanted: Mapping[_Holder, _Share]
+    ) -> AsyncIterator[None]:
         place = object()
         if _is_counted(tenant.quotas):
             async with self._counting[tenant.name]:
-                existing = await engine.list()
+                existing = await _existing(engine)
                 pending = list(self._reserved[tenant.name].values())
                 _check(tenant.quotas, existing, pending, wanted)
                 self._reserved[tenant.name][place] = wanted
@@ -69,10 +113,10 @@ class QuotaLedger:
         finally:
             self._reserved[tenant.name].pop(place, None)
 
-    async def usage(self, tenant: Tenant, engine: Engine) -> dict[str, float]:
+    async def usage(self, tenant: Tenant, engine: LocalEngine) -> dict[str, float]:
         """What counts for each quota now, with reservations; `model_tokens` of this month."""
         pending = list(self._reserved[tenant.name].values())
-        used = _sums(_counted(await engine.list(), pending))
+        used = _sums(_counted(await _existing(engine), pending))
         return {**used, "model_tokens": await self.tokens(tenant.name)}
 
     # ---- requests ----
@@ -141,48 +185,79 @@ def _is_counted(quotas: Quotas) -> bool:
     return any(getattr(quotas, quota) is not None for quota in ("sandboxes", *_SUMS))
 
 
-def _counted(existing: list[SandboxInfo], pending: list[Mapping[str, Limits]]) -> dict[str, list[Limits]]:
-    """All that may be in force for each sandbox: one that is being changed has its limits and those it is to have."""
-    found = {info.name: [info.limits] for info in existing}
+async def _existing(engine: LocalEngine) -> dict[_Holder, _Share]:
+    found: dict[_Holder, _Share] = {
+        _Holder("sandbox", info.name): {"sandboxes": 1} if info.runtime == _UNREADABLE else _of_limits(info.limits)
+        for info in await engine.list()
+    }
+    found.update({_pool(pool): _of_limits(pool.limits, pool.count) for pool in await engine.warm_pools()})
+    sizes = await anyio.to_thread.run_sync(engine.volumes.sizes)
+    return {**found, **{_Holder("volume", name): {"disk_bytes": size} for name, size in sizes.items()}}
+
+
+def _of_limits(limits: Limits, count: int = 1) -> _Share:
+    """Of so many sandboxes with these limits."""
+    if count == 0:
+        return {}
+    each = {quota: getattr(limits, quota) for quota in _SUMS}
+    return {"sandboxes": count, **{quota: None if limit is None else count * limit for quota, limit in each.items()}}
+
+
+def _pool(pool: WarmPool) -> _Holder:
+    return _Holder("warm pool", f"{pool.image} {pool.runtime} {pool.limits.model_dump_json(exclude_none=True)}")
+
+
+def _counted(
+    existing: Mapping[_Holder, _Share], pending: Iterable[Mapping[_Holder, _Share]]
+) -> dict[_Holder, list[_Share]]:
+    """All that may be in force for each: one that is being changed has its limits and those it is to have."""
+    found = {holder: [share] for holder, share in existing.items()}
     for reservation in pending:
-        for name, limits in reservation.items():
-            found.setdefault(name, []).append(limits)
+        for holder, share in reservation.items():
+            found.setdefault(holder, []).append(share)
     return found
 
 
-def _sums(counted: dict[str, list[Limits]]) -> dict[str, float]:
-    sums = {
-        quota: sum(max(getattr(each, quota) or 0 for each in all_of) for all_of in counted.values()) for quota in _SUMS
+def _sums(counted: Mapping[_Holder, list[_Share]]) -> dict[str, float]:
+    return {
+        quota: sum(max(share.get(quota) or 0 for share in shares) for shares in counted.values())
+        for quota in ("sandboxes", *_SUMS)
     }
-    return {"sandboxes": len(counted), **sums}
 
 
 def _check(
-    quotas: Quotas, existing: list[SandboxInfo], pending: list[Mapping[str, Limits]], wanted: Mapping[str, Limits]
+    quotas: Quotas,
+    existing: Mapping[_Holder, _Share],
+    pending: list[Mapping[_Holder, _Share]],
+    wanted: Mapping[_Holder, _Share],
 ) -> None:
-    limited = [quota for quota in _SUMS if getattr(quotas, quota) is not None]
+    limited = [quota for quota in ("sandboxes", *_SUMS) if getattr(quotas, quota) is not None]
     for quota in limited:
-        for name, limits in wanted.items():
-            if getattr(limits, quota) is None:
-                raise InvalidRequest(
-                    f"this tenant has a quota of {quota}, and the sandbox {name!r} would have no limit that could be "
-                    f"counted; give it {_OPTIONS[quota]}",
-                    quota=quota,
-                )
-        unlimited = [
-            info.name
-            for info in existing
-            if getattr(info.limits, quota) is None and info.runtime != _UNREADABLE and info.name not in wanted
-        ]
-        if unlimited:
+        for holder in _without_limit(wanted, quota):
+            option = _VOLUME_OPTION if holder.kind == "volume" else _OPTIONS[quota]
             raise InvalidRequest(
-                f"this tenant has a quota of {quota}, and its sandbox {unlimited[0]!r} is older and has no limit that "
-                f"could be counted; give that sandbox {_OPTIONS[quota]}, or destroy it",
+                f"this tenant has a quota of {quota}, and the {holder.kind} {holder.name!r} would have no limit that "
+                f"could be counted; give it {option}",
+                quota=quota,
+            )
+        for holder in _without_limit(existing, quota):
+            if holder in wanted:
+                continue
+            way_out = (
+                f"give that sandbox {_OPTIONS[quota]}, or destroy it" if holder.kind == "sandbox" else "remove it first"
+            )
+            raise InvalidRequest(
+                f"this tenant has a quota of {quota}, and its {holder.kind} {holder.name!r} is older and has no limit "
+                f"that could be counted; {way_out}",
                 quota=quota,
             )
     before, after = _sums(_counted(existing, pending)), _sums(_counted(existing, [*pending, wanted]))
-    for quota in ("sandboxes", *limited):
+    for quota in limited:
         allowed = getattr(quotas, quota)
         # What asks for no more is not refused, also when a quota was lowered below what is used.
-        if allowed is not None and after[quota] > max(allowed, before[quota]):
+        if after[quota] > max(allowed, before[quota]):
             raise QuotaExceeded(quota, used=before[quota], asked=after[quota] - before[quota], allowed=allowed)
+
+
+def _without_limit(shares: Mapping[_Holder, _Share], quota: str) -> list[_Holder]:
+    return [holder for holder, share in shares.items() if share.get(quota, 0) is None]

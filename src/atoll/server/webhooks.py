@@ -33,7 +33,7 @@ import sqlalchemy as sa
 from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from atoll.contract.errors import AtollError, Forbidden, InvalidRequest, WebhookNotFound
+from atoll.contract.errors import AtollError, Conflict, Forbidden, InvalidRequest, WebhookNotFound
 from atoll.contract.frozen import Frozen
 from atoll.contract.network import NetworkPolicy, read_host
 from atoll.runtime.egress.policy import PolicyEvaluator, Refusal
@@ -115,7 +115,8 @@ class Webhooks:
         """A new webhook and the secret that signs its deliveries, which is shown once.
 
         Raises:
-            InvalidRequest: the URL is not one that can be called, or the tenant has too many webhooks.
+            InvalidRequest: the URL is not one that can be called.
+            Conflict: the tenant has too many webhooks.
             Forbidden: its address is not public, and the operator does not allow it.
         """
         self._check_url(url)
@@ -128,7 +129,7 @@ class Webhooks:
         async with self._database.write(durable=True) as connection:
             count = sa.select(sa.func.count()).select_from(webhooks).where(webhooks.c.tenant == tenant)
             if (await connection.execute(count)).scalar_one() >= MAX_WEBHOOKS:
-                raise InvalidRequest(f"a tenant may have {MAX_WEBHOOKS} webhooks; delete one first")
+                raise Conflict(f"a tenant may have {MAX_WEBHOOKS} webhooks; delete one first")
             row = {**made.model_dump(), "types": list(made.types), "tenant": tenant, "secret": sealed}
             await connection.execute(sa.insert(webhooks).values(row))
         return made, SecretStr(secret)

@@ -696,7 +696,7 @@ def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
         return UserNotFound(user)
     if op is Op.CHOWN and problem.number == errno.ENOENT and problem.about == "no such owner":
         return InvalidRequest(f"{path}: there is no such owner in the sandbox")
-    if op is Op.GREP and problem.number == errno.EINVAL:
+    if op is Op.GREP and problem.number == errno.EINVAL and problem.about != path:  # else the path is no regular file
         return InvalidRequest(f"the pattern is not a regular expression: {problem.about or problem.words}")
     number = problem.number
     text = f"{path}: {problem.words}"

@@ -455,7 +455,11 @@ async def attach(
     request = ExecRequest(f"process {process_id}", user=user, stdin=stdin, keep=True, channels=channels)
     extra = range(FIRST_CHANNEL, FIRST_CHANNEL + channels)
     send = (*((0,) if stdin else ()), *extra)
-    stream = await opener(Op.ATTACH, fields, receive=(STDOUT, STDERR), send=send, dedicated=extra)
+    # How many it has is not known here: that of a long command is one more than those that were asked for.
+    unwanted = range(extra.stop, FIRST_CHANNEL + MAX_CHANNELS) if stdin or channels else ()
+    stream = await opener(Op.ATTACH, fields, receive=(STDOUT, STDERR), send=send, dedicated=(*extra, *unwanted))
+    for channel in unwanted:
+        stream.discard(channel)
     try:
         offsets = (stdout_offset, stderr_offset)
         return await _started(opener, stream, request, watch, attached_to=process_id, offsets=offsets)

@@ -181,6 +181,16 @@ class VolumeStore:
             raise VolumeNotFound(name, self._names(), hint=hint)
         return Path(os.path.realpath(self._layers.path(record.layer))) / _FILES
 
+    def sizes(self) -> dict[str, int | None]:
+        """The size limits of all volumes, by name, without counting what they occupy. One whose record cannot be read
+        is left out."""
+        found: dict[str, int | None] = {}
+        for name in self._names():
+            with contextlib.suppress(SandboxError):
+                if (record := self._read(name)) is not None:
+                    found[name] = record.size_bytes
+        return found
+
     def references(self) -> tuple[set[str], dict[str, SandboxError]]:
         """The layers that volumes of all namespaces name; and of the records that cannot be read, the entries and the
         errors."""

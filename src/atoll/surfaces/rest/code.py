@@ -36,6 +36,7 @@ from atoll.contract.errors import (
     ApprovalNotFound,
     CodeSessionBusy,
     CodeSessionNotFound,
+    Conflict,
     InvalidRequest,
     ToolCallError,
 )
@@ -43,7 +44,17 @@ from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor, Reader
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 from atoll.surfaces.rest.exec import CLIENT_LEFT, OutputEncoder, until_left, wants_events
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import (
+    VARIABLE_KEYS,
+    After,
+    JsonBody,
+    Limit,
+    Page,
+    RequestBody,
+    TextField,
+    answer,
+    page_answer,
+)
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 from atoll.tools.tool import readable, readable_all
 
@@ -85,11 +96,11 @@ class SessionCreate(RequestBody):
     """A session of code."""
 
     language: LanguageName = "python"
-    user: str | None = None
+    user: TextField | None = None
     """The user inside. Unset: the sandbox's own."""
-    cwd: str | None = None
+    cwd: TextField | None = None
     """Where it begins. Unset: where commands of the sandbox start."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, TextField] = Field(default_factory=dict, json_schema_extra=VARIABLE_KEYS)
     tools: list[ToolBody] = Field(default_factory=list, max_length=MAX_TOOLS)
     timeout_s: float | None = Field(default=60.0, gt=0, le=86_400)
     """Of an execution that names no other. Time in which calls wait for the client does not count. Null: no limit."""
@@ -505,11 +516,12 @@ class CodeSessions:
     async def create(self, caller: Caller, sandbox: Sandbox, body: SessionCreate) -> RestSession:
         """
         Raises:
-            InvalidRequest: there are too many, the image does not have the language, or a tool is not allowed.
+            Conflict: there are too many.
+            InvalidRequest: the image does not have the language, or a tool is not allowed.
         """
         of_tenant = sum(each.tenant == caller.tenant.name for each in self._sessions.values())
         if len(self.of(sandbox)) >= MAX_SESSIONS or of_tenant >= MAX_TENANT_SESSIONS:
-            raise InvalidRequest(
+            raise Conflict(
                 f"there are too many sessions of code: a sandbox may have {MAX_SESSIONS}, a tenant "
                 f"{MAX_TENANT_SESSIONS}; end one"
             )

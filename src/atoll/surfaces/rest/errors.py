@@ -253,7 +253,13 @@ def install(app: FastAPI, *, check_key: Callable[[HTTPConnection], Any] | None =
 
     for kind in (AtollError, RequestValidationError, WebSocketRequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)  # type: ignore[arg-type] # of both kinds of connections
+    app.router.default = _not_found
     app.add_middleware(RequestIds)
+
+
+async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """No route has this path. Starlette's own would close a WebSocket without a word."""
+    raise HTTPException(404)
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:

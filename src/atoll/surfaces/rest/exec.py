@@ -31,7 +31,7 @@ from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent, revoked
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import JsonBody, RequestBody
+from atoll.surfaces.rest.pages import VARIABLE_KEYS, JsonBody, RequestBody, TextField
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}", tags=["exec"], route_cl
 class CommandBody(RequestBody):
     """What every command has."""
 
-    command: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)]
+    command: Annotated[TextField, Field(min_length=1)] | Annotated[list[TextField], Field(min_length=1)]
     """A string is a line for the shell, a list a program and its arguments."""
-    env: dict[str, str] | None = None
+    env: dict[str, TextField] | None = Field(default=None, json_schema_extra=VARIABLE_KEYS)
     """Variables on top of the sandbox's environment."""
-    cwd: str | None = None
+    cwd: TextField | None = None
     """The working directory. Unset: the sandbox's own, else the user's home."""
-    user: str | None = None
+    user: TextField | None = None
     """The user inside. Unset: the sandbox's own."""
     merge_stderr: bool = False
     """True: stderr is part of stdout, in the order of writing."""

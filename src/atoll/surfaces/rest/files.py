@@ -40,7 +40,7 @@ from atoll.surfaces.rest.caller import ApiRoute, Caller, Executor, Reader
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 from atoll.surfaces.rest.exec import until_left
-from atoll.surfaces.rest.pages import JsonBody, RequestBody
+from atoll.surfaces.rest.pages import JsonBody, NonemptyField, RequestBody, TextField
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 MAX_FOUND = 10_000
@@ -101,7 +101,7 @@ class GivenPath:
     def __init__(
         self,
         request: Request,
-        path: Annotated[str | None, Query(description="A relative path begins where commands start.")] = None,
+        path: Annotated[NonemptyField | None, Query(description="A relative path begins where commands start.")] = None,
         path_base64: Annotated[str | None, Query(description="The bytes of the path, where they are no UTF-8.")] = None,
     ) -> None:
         self._query = request.scope["query_string"]
@@ -131,17 +131,17 @@ class GivenDirectory(GivenPath):
 
 QueryPath = Annotated[GivenPath, Depends()]
 QueryDirectory = Annotated[GivenDirectory, Depends()]
-QueryUser = Annotated[str | None, Query(description="The user inside. Unset: the sandbox's own.")]
-QueryMode = Annotated[str | None, Query(pattern="^[0-7]{1,5}$", description="Permission bits, in octal: 0644.")]
+QueryUser = Annotated[TextField | None, Query(description="The user inside. Unset: the sandbox's own.")]
+QueryMode = Annotated[str | None, Query(pattern="^0?[0-7]{1,4}$", description="Permission bits, in octal: 0644.")]
 QueryLimit = Annotated[int, Query(ge=1, le=MAX_FOUND)]
 
 
 class _PathBody(RequestBody):
-    path: str | None = None
+    path: NonemptyField | None = None
     """A relative path begins where commands start."""
     path_base64: Base64Bytes | None = None
     """The bytes of the path, where they are no UTF-8, instead of `path`."""
-    user: str | None = None
+    user: TextField | None = None
     """The user inside. Unset: the sandbox's own."""
 
     @property
@@ -150,7 +150,7 @@ class _PathBody(RequestBody):
 
 
 class _TwoPathsBody(_PathBody):
-    target: str | None = None
+    target: NonemptyField | None = None
     target_base64: Base64Bytes | None = None
     """The bytes of the target, where they are no UTF-8, instead of `target`."""
 
@@ -425,7 +425,7 @@ async def write_file(
     user: QueryUser = None,
     mode: QueryMode = None,
     owner: Annotated[
-        str | None, Query(description="Given to this user: NAME, UID, UID:GID. Needs an absolute path.")
+        NonemptyField | None, Query(description="Given to this user: NAME, UID, UID:GID. Needs an absolute path.")
     ] = None,
     append: Annotated[bool, Query(description="Add to the file. Not atomic.")] = False,
     exclusive: Annotated[bool, Query(description="Refuse a file that exists.")] = False,
@@ -534,7 +534,7 @@ class ChmodBody(_PathBody):
 
 
 class ChownBody(_PathBody):
-    owner: str
+    owner: NonemptyField
     """NAME, UID or UID:GID. The kernel lets only root do this: `"user": "root"`."""
     recursive: bool = False
 
@@ -686,7 +686,9 @@ async def read_archive(
     path: QueryDirectory,
     user: QueryUser = None,
     inside: Annotated[bool, Query(description="Of the contents of the directory, without its own name.")] = False,
-    exclude: Annotated[list[str], Query(max_length=MAX_EXCLUDES, description="Globs of what is left out.")] = [],  # noqa: B006 - FastAPI copies it
+    exclude: Annotated[
+        list[NonemptyField], Query(max_length=MAX_EXCLUDES, description="Globs of what is left out.")
+    ] = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
     """A tar of a file or a directory, as it is read. The sandbox made it: unpack it with care.
 

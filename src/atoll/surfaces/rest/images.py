@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import Response
 from pydantic import Field
 
-from atoll.contract.errors import Conflict, Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest, QuotaExceeded
+from atoll.contract.errors import Conflict, Forbidden, ImageNotFound, ImageUnavailable, InvalidRequest
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits, RuntimeName, WarmPool
 from atoll.runtime.images.reference import HOST
@@ -166,34 +166,12 @@ async def set_pool(caller: Writer, body: Annotated[WarmPoolSet, JsonBody()]) -> 
         runtime=body.runtime,
         limits=body.limits or Limits(),
     )
-    wanted = effective_limits(caller, admitted.limits, admitted.runtime)
-    await _check_pool_quota(caller, body.count, wanted, admitted.image)
+    runtime = admitted.runtime or caller.engine.default_runtime
+    limits = effective_limits(caller, admitted.limits, runtime)
+    wanted = WarmPool(image=admitted.image, runtime=runtime, limits=limits, count=body.count, ready=0)
     caller.note(count=body.count, image=admitted.image)
-    pool = await caller.engine.warm(body.count, image=admitted.image, limits=admitted.limits, runtime=admitted.runtime)
-    return answer(pool)
-
-
-async def _check_pool_quota(caller: Caller, count: int, limits: Limits, image: str) -> None:
-    """Sandboxes that are ready use memory and processor time as others do, and count for as long as they are wanted.
-
-    Raises:
-        QuotaExceeded: there is no room for them.
-    """
-    quotas = caller.tenant.quotas
-    used = await caller.server.quotas.usage(caller.tenant, caller.engine)
-    others = [pool for pool in await caller.engine.warm_pools() if (pool.image, pool.limits) != (image, limits)]
-    for quota in ("sandboxes", "memory_bytes", "cpus", "disk_bytes"):
-        allowed = getattr(quotas, quota)
-        if allowed is None or count == 0:
-            continue
-        each = 1 if quota == "sandboxes" else getattr(limits, quota)
-        if each is None:
-            raise InvalidRequest(f"limits: this tenant has a quota of {quota}, so its warm pools need that limit")
-        have = used[quota] + sum(
-            pool.count * (1 if quota == "sandboxes" else getattr(pool.limits, quota) or 0) for pool in others
-        )
-        if have + count * each > allowed:
-            raise QuotaExceeded(quota, used=have, asked=count * each, allowed=allowed)
+    async with caller.server.quotas.reserve_pool(caller.tenant, caller.engine, wanted):
+        return answer(await caller.engine.warm(body.count, image=admitted.image, limits=limits, runtime=runtime))
 
 
 @router.delete(

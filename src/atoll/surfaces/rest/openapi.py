@@ -32,6 +32,7 @@ _MADE_BY = {
     "name": ("sandboxes_create", "$response.body#/name"),
     "process": ("processes_spawn", "$response.body#/id"),
     "session": ("code_sessions_create", "$response.body#/id"),
+    "execution": ("code_execute", "$response.body#/id"),
     "port": ("ports_expose", "$response.body#/port"),
     "checkpoint": ("checkpoints_create", "$response.body#/id"),
     "bundle": ("bundles_create", "$response.body#/bundle_id"),
@@ -42,6 +43,23 @@ _MADE_BY = {
     "config": ("configs_create", "$response.body#/id"),
 }
 """By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
+_MAKES_WHAT_IT_NAMES = "volumes_import"
+_ALSO: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("sandboxes_fork", "sandboxes_get", {"parameters": {"sandbox": "$response.body#/items/0/name"}}),
+    ("sandboxes_import", "sandboxes_get", {"parameters": {"sandbox": "$response.body#/name"}}),
+    ("volumes_import", "volumes_get", {"parameters": {"volume": "$response.body#/name"}}),
+    (
+        "checkpoints_create",
+        "sandboxes_restore",
+        {"parameters": {"sandbox": "$request.path.sandbox"}, "requestBody": {"checkpoint": "$response.body#/id"}},
+    ),
+    (
+        "code_approvals_list",
+        "code_approvals_decide",
+        {"parameters": {"sandbox": "$request.path.sandbox", "approval": "$response.body#/items/0/id"}},
+    ),
+)
+"""Links beside those from what makes a thing to what can be done with it: from, to, and what is passed on."""
 _OF_THE_DOOR = {"414": "The URL is too long.", "431": "The headers are too large."}
 """What any request can be answered with before it comes to a route."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
@@ -115,11 +133,17 @@ def _link(document: dict[str, Any]) -> None:
     for id, operation in operations.items():
         names = _path_names(operation)
         creator, expression = _MADE_BY.get(names[-1], ("", "")) if names else ("", "")
-        if creator not in operations:
+        if creator not in operations or id == _MAKES_WHAT_IT_NAMES:
             continue
         same = {name: f"$request.path.{name}" for name in _path_names(operations[creator]) if name in names}
-        made = operations[creator]["responses"]["201"].setdefault("links", {})
-        made[id] = {"operationId": id, "parameters": {**same, names[-1]: expression}}
+        _add_link(operations[creator], id, {"parameters": {**same, names[-1]: expression}})
+    for source, target, passed in _ALSO:
+        _add_link(operations[source], target, passed)
+
+
+def _add_link(source: dict[str, Any], target: str, passed: dict[str, Any]) -> None:
+    success = next(response for status, response in source["responses"].items() if status.startswith("2"))
+    success.setdefault("links", {})[target] = {"operationId": target, **passed}
 
 
 def _path_names(operation: dict[str, Any]) -> list[str]:

@@ -22,6 +22,8 @@ from atoll.contract.frozen import Frozen
 
 T = TypeVar("T")
 MAX_PAGE = 1000
+MAX_INTEGER = 2**53 - 1
+"""Of numbers of bytes and offsets: beyond it, JavaScript and others read another number than was written."""
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many items a page has at most.")]
 _AFTER = "`next` of the page before. Unset: the first page."
@@ -32,6 +34,7 @@ AfterNumber = Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", description=
 # Rules that `contract/` checks, with messages of its own, and that the OpenAPI document says too.
 NameField = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z0-9][a-z0-9_.-]{0,62}$"})]
 TextField = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"})]
+NonemptyField = Annotated[TextField, Field(min_length=1)]
 LabelValueField = Annotated[
     str, Field(json_schema_extra={"pattern": r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"})
 ]

@@ -16,24 +16,24 @@ import anyio
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import Field
 
-from atoll.contract.errors import ProcessNotFound
+from atoll.contract.errors import Conflict, InvalidRequest, ProcessNotFound
 from atoll.contract.model import Gap, Output, ProcessInfo, SystemProcess
 from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Executor, Reader
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.event_stream import BEGUN, MEDIA_TYPE, EventStream, ServerEvent
 from atoll.surfaces.rest.exec import CLIENT_LEFT, CommandBody, Encoding, OutputEncoder, until_left
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import MAX_INTEGER, After, JsonBody, Limit, Page, RequestBody, answer, page_answer
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
 if TYPE_CHECKING:
     from atoll.runtime.sandbox import Sandbox
 
 MAX_WAIT_S = 3600.0
-NEW_OUTPUT_ONLY = 2**53
+NEW_OUTPUT_ONLY = MAX_INTEGER
 """An offset beyond what any process has written."""
 
-ProcessId = Annotated[int, Path(ge=1, le=2**53, description="The `id` of the process, which is not its `pid`.")]
+ProcessId = Annotated[int, Path(ge=1, le=MAX_INTEGER, description="The `id` of the process, which is not its `pid`.")]
 
 router = APIRouter(prefix="/api/v1/sandboxes/{sandbox}", tags=["processes"], route_class=ApiRoute)
 
@@ -184,9 +184,13 @@ async def write_stdin(
     """
     take_any_body(request.scope)
     opened = await find(caller, sandbox)
-    async with await opened.attach(
-        process, stdout_offset=NEW_OUTPUT_ONLY, stderr_offset=NEW_OUTPUT_ONLY, stdin=True, lossless=False
-    ) as handle:
+    try:
+        attached = await opened.attach(
+            process, stdout_offset=NEW_OUTPUT_ONLY, stderr_offset=NEW_OUTPUT_ONLY, stdin=True, lossless=False
+        )
+    except InvalidRequest as error:  # another request writes
+        raise Conflict(error.message) from None
+    async with attached as handle:
         try:
             async for chunk in request.stream():
                 if chunk:
@@ -244,8 +248,8 @@ async def stream_output(
     caller: Reader,
     sandbox: SandboxPath,
     process: ProcessId,
-    stdout_offset: Annotated[int | None, Query(ge=0, le=2**53)] = None,
-    stderr_offset: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    stdout_offset: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
+    stderr_offset: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
     follow: Annotated[bool, Query(description="False: only what it has written until now.")] = True,
     encoding: Annotated[Encoding, Query()] = "text",
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,16}-[0-9]{1,16}$", examples=["70000-0"])] = None,

@@ -76,7 +76,10 @@ Verb = TypeVar("Verb", bound=Callable[..., Coroutine[Any, Any, Response]])
 class SecretInput(RequestBody):
     """A value that stays outside: the sandbox has a placeholder, which is replaced only in requests to `hosts`."""
 
-    value: SecretStr
+    value: Annotated[
+        SecretStr,
+        Field(json_schema_extra={"minLength": 8, "maxLength": 8192, "pattern": "^[!-~]([ -~]*[!-~])?$"}),
+    ]
     """Never shown again."""
     hosts: list[str] = Field(min_length=1, max_length=64)
     header: str = "authorization"

@@ -6,12 +6,13 @@ the server in the tenant that it acts in. No key can make one that may do more t
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 
 from atoll.contract.errors import Conflict, Forbidden, InvalidRequest, KeyNotFound
 from atoll.contract.frozen import Frozen, pydantic_model
@@ -256,13 +257,30 @@ async def revoke_key(caller: KeyKeeper, key: KeyPath) -> Response:
 # --------------------------------------------------------------------------------------------------------------- audit
 
 
+def _check_moment(given: object) -> object:
+    """No number: as seconds or milliseconds since 1970, it would be one or the other by its size."""
+    if not isinstance(given, str) or re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ]", given) is None:
+        raise ValueError("a time is a date, a time and a zone, such as 2026-01-31T12:00:00Z")
+    return given
+
+
+def _in_utc(given: datetime) -> datetime:
+    try:
+        return given.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("the time is before the year 1 or after the year 9999") from None
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_check_moment), AfterValidator(_in_utc)]
+
+
 @router.get("/audit", tags=["audit"], operation_id="audit_list", response_model=Page[AuditEvent], responses=failures())
 async def audit(
     caller: Auditor,
     action: Annotated[str | None, Query(max_length=100, examples=["sandboxes_create"])] = None,
     key: Annotated[str | None, Query(max_length=64, description="The id of a key.")] = None,
-    since: Annotated[datetime | None, Query()] = None,
-    until: Annotated[datetime | None, Query()] = None,
+    since: Annotated[Moment | None, Query()] = None,
+    until: Annotated[Moment | None, Query()] = None,
     everyone: Annotated[bool, Query(description="Of all tenants; for keys of the server.")] = False,
     limit: Limit = 100,
     after: AfterNumber = None,
@@ -270,9 +288,6 @@ async def audit(
     """Who did what, the latest first."""
     if everyone:
         caller.require_operator()
-    for moment in (since, until):
-        if moment is not None and moment.tzinfo is None:
-            raise InvalidRequest("since, until: a time needs a zone, such as 2026-01-31T12:00:00Z")
     found = await caller.server.audit.query(
         None if everyone else caller.tenant,
         before=None if after is None else int(after),

@@ -35,7 +35,7 @@ from atoll.runtime.sandbox import LOGIN_SHELL
 from atoll.surfaces.rest.caller import Caller, Executor
 from atoll.surfaces.rest.errors import answer_to
 from atoll.surfaces.rest.event_stream import revoked
-from atoll.surfaces.rest.pages import RequestBody
+from atoll.surfaces.rest.pages import MAX_INTEGER, RequestBody
 from atoll.surfaces.rest.processes import find_process
 from atoll.surfaces.rest.sandboxes import SandboxPath, find
 
@@ -295,8 +295,8 @@ async def open_terminal(
     command: str | None = None,
     user: str | None = None,
     cwd: str | None = None,
-    process: Annotated[int | None, Query(ge=1, le=2**53)] = None,
-    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    process: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
+    offset: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0,
 ) -> None:
     """A terminal with a login shell, or `command`; or, with `process`, one that was started before."""
     terminals: Terminals = socket.app.state.terminals

@@ -31,7 +31,7 @@ from atoll.server.server import TRANSFER_PREFIX
 from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.rest.caller import ApiRoute, Caller, Reader, Writer
 from atoll.surfaces.rest.errors import failures
-from atoll.surfaces.rest.pages import NameField, answer
+from atoll.surfaces.rest.pages import MAX_INTEGER, NameField, answer
 from atoll.surfaces.rest.sandboxes import SandboxPath, describe, effective_limits, find, reserved
 
 router = APIRouter(prefix="/api/v1/sandboxes", tags=["archives"], route_class=ApiRoute)
@@ -248,12 +248,14 @@ async def import_sandbox(
     name: Annotated[NameField | None, Query(description="Unset: the name in the file.")] = None,
     image: Annotated[str | None, Query(max_length=4096, description="Unset: the one with the file's digest.")] = None,
     runtime: Annotated[RuntimeName | None, Query()] = None,
-    memory_bytes: Annotated[int | None, Query(ge=8 * 1024 * 1024, le=2**62)] = None,
+    memory_bytes: Annotated[int | None, Query(ge=8 * 1024 * 1024, le=MAX_INTEGER)] = None,
     cpus: Annotated[float | None, Query(ge=0.01, le=1024)] = None,
     pids: Annotated[int | None, Query(ge=4, le=4_000_000)] = None,
     open_files: Annotated[int | None, Query(ge=16, le=1_048_576)] = None,
-    disk_bytes: Annotated[int | None, Query(ge=16 * 1024 * 1024, le=2**62)] = None,
-    limit_bytes: Annotated[int | None, Query(ge=0, le=2**62, description="The most that it may be unpacked.")] = None,
+    disk_bytes: Annotated[int | None, Query(ge=16 * 1024 * 1024, le=MAX_INTEGER)] = None,
+    limit_bytes: Annotated[
+        int | None, Query(ge=0, le=MAX_INTEGER, description="The most that it may be unpacked.")
+    ] = None,
 ) -> Response:
     """Create a sandbox from a file that export wrote. Nothing in it is trusted."""
     policy = caller.tenant.policy

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated
 
-import anyio
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
@@ -16,7 +12,6 @@ from atoll.contract.errors import (
     ArchiveRefused,
     Conflict,
     InvalidRequest,
-    QuotaExceeded,
     SandboxError,
     VolumeExists,
     VolumeNotFound,
@@ -27,21 +22,30 @@ from atoll.runtime.state.volumes import MIN_SIZE_BYTES
 from atoll.surfaces.rest.caller import ApiRoute, Caller, requires
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
-from atoll.surfaces.rest.pages import After, JsonBody, Limit, NameField, Page, RequestBody, answer, page_answer
+from atoll.surfaces.rest.pages import (
+    MAX_INTEGER,
+    After,
+    JsonBody,
+    Limit,
+    NameField,
+    Page,
+    RequestBody,
+    answer,
+    page_answer,
+)
 from atoll.surfaces.rest.transfer import BINARY, BINARY_BODY, received, sent_file
 
 router = APIRouter(prefix="/api/v1/volumes", tags=["volumes"], route_class=ApiRoute)
 VolumeUser = Annotated[Caller, Depends(requires("volumes"))]
 VolumePath = Annotated[str, Path(description="The name of a volume.", max_length=63)]
 VolumeSize = Annotated[
-    int | None, Query(ge=MIN_SIZE_BYTES, le=2**62, description="What may be written to it. Unset: no limit.")
+    int | None, Query(ge=MIN_SIZE_BYTES, le=MAX_INTEGER, description="What may be written to it. Unset: no limit.")
 ]
-_creating: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
 
 class VolumeCreate(RequestBody):
     name: NameField = Field(examples=["cache"])
-    size_bytes: int | None = Field(default=None, ge=MIN_SIZE_BYTES, le=2**62)
+    size_bytes: int | None = Field(default=None, ge=MIN_SIZE_BYTES, le=MAX_INTEGER)
     """What may be written to it. Unset: no limit but the free space; a tenant with a quota of disk has to set it."""
 
 
@@ -49,27 +53,6 @@ async def _find(caller: Caller, name: str) -> Volume:
     if not is_name(name):
         raise VolumeNotFound(name, [])
     return await caller.engine.volumes.get(name)
-
-
-@asynccontextmanager
-async def _within_quota(caller: Caller, size_bytes: int | None) -> AsyncIterator[None]:
-    """
-    Raises:
-        QuotaExceeded: the tenant's sandboxes and volumes would have more than its quota of disk.
-        InvalidRequest: it has such a quota, and the volume no size.
-    """
-    allowed = caller.tenant.quotas.disk_bytes
-    if allowed is None:
-        yield
-        return
-    if size_bytes is None:
-        raise InvalidRequest("size_bytes: this tenant has a quota of disk, so its volumes need a size")
-    async with _creating[caller.tenant.name]:
-        used = (await caller.server.quotas.usage(caller.tenant, caller.engine))["disk_bytes"]
-        used += sum(each.size_bytes or each.used_bytes for each in await caller.engine.volumes.list())
-        if used + size_bytes > allowed:
-            raise QuotaExceeded("disk_bytes", used=used, asked=size_bytes, allowed=allowed)
-        yield
 
 
 @router.post(
@@ -87,7 +70,7 @@ async def create(
         if made.replay is not None:
             return made.replay
         try:
-            async with _within_quota(caller, body.size_bytes):
+            async with caller.server.quotas.reserve_volume(caller.tenant, caller.engine, body.name, body.size_bytes):
                 volume = await caller.engine.volumes.create(body.name, body.size_bytes)
         except VolumeExists:
             made.require_not_interrupted()  # then it may be this request's own
@@ -148,7 +131,8 @@ async def import_volume(
     size_bytes: VolumeSize = None,
 ) -> Response:
     """Create a volume with the files of a tar. When it fails, there is no volume."""
-    async with received(caller, request) as path, _within_quota(caller, size_bytes):
+    reservation = caller.server.quotas.reserve_volume(caller.tenant, caller.engine, volume, size_bytes)
+    async with received(caller, request) as path, reservation:
         try:
             return answer(await caller.engine.volumes.import_(volume, path, size_bytes), 201)
         except SandboxError as error:

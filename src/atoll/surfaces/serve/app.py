@@ -16,12 +16,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import atoll
-from atoll.contract.errors import AtollError, Forbidden
+from atoll.contract.errors import Forbidden
 from atoll.runtime.interface import Engine
 from atoll.server.server import Server
 from atoll.surfaces import rest
@@ -95,14 +96,10 @@ class ServerApp:
 
     async def _readyz(self) -> Response:
         """Requests can be served: the database answers, and the server does not stop."""
-        problem = "the server is stopping" if self.is_stopping else None
-        try:
-            async with self.server.database.read() as connection:
-                await connection.execute(sa.text("SELECT 1"))
-        except AtollError as error:
-            problem = error.message
-        if problem is not None:
-            return JSONResponse({"status": "unavailable", "reason": problem}, 503)
+        if self.is_stopping:
+            raise HTTPException(503, "the server is stopping; try again")
+        async with self.server.database.read() as connection:
+            await connection.execute(sa.text("SELECT 1"))
         return JSONResponse({"status": "ready", "version": atoll.__version__})
 
     async def _metrics_text(self, request: Request) -> Response:

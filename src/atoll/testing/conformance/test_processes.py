@@ -221,6 +221,21 @@ async def test_a_signal_reaches_the_main_process_and_it_may_handle_it(shared: Sa
         assert (await process.wait()).exit_code == 9
 
 
+async def test_the_last_signal_is_sent_as_any_other(shared: Sandbox) -> None:
+    async with await shared.spawn("exec sleep 31536000", keep=False) as process:
+        await shared.kill(process.id, 64)
+        exited = await process.wait()
+        assert (exited.exit_code, exited.signal) == (192, 64)
+
+
+async def test_who_writes_to_a_process_need_not_know_of_its_channels(shared: Sandbox) -> None:
+    process = await shared.spawn("echo to whom >&3; exec 3>&-; read line; echo got $line", stdin=True, channels=1)
+    await process.detach()
+    async with await shared.attach(process.id, stdin=True) as process:
+        await process.stdin.send(b"it\n")
+        assert await output_of(process) == b"got it\n"
+
+
 @pytest.mark.core
 async def test_a_signal_to_the_tree_reaches_children_and_daemons(shared: Sandbox) -> None:
     async with await shared.spawn(
