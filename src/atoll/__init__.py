@@ -70,6 +70,8 @@ if TYPE_CHECKING:
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
+        BundleFailed as BundleFailed,
+        BundleNotFound as BundleNotFound,
         CallerError as CallerError,
         CheckpointExists as CheckpointExists,
         CheckpointNotFound as CheckpointNotFound,
@@ -228,15 +230,15 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
-        CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound DatabaseUnavailable DiskFull
-        ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
-        ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable
-        NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied
-        SandboxError SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists
-        TenantNotFound ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound
-        WebhookNotFound
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded BundleFailed BundleNotFound CallerError
+        CheckpointExists CheckpointNotFound CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict
+        ConversationNotFound DatabaseUnavailable DiskFull ExecTimeout FetchFailed FileError Forbidden
+        GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
+        KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
+        PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound
+        ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists
+        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError
+        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

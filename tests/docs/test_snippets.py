@@ -150,8 +150,8 @@ def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalNotFound ApprovalRequest Approver
-    ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded CallRecord CallerError
-    Capabilities Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor
+    ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded BundleFailed
+    BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor
     CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound CreateOptions
     DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure
     ExecutionResult Exited ExportResult FetchFailed FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult
