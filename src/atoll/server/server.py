@@ -25,15 +25,18 @@ from atoll.code.audit import CodeAudit
 from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
+    Forbidden,
     InvalidRequest,
     SandboxNotFound,
     TenantExists,
+    TenantNotFound,
     VolumeNotFound,
 )
 from atoll.contract.model import SandboxInfo
 from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
 from atoll.runtime.state.known import namespaces
+from atoll.runtime.state.running import SANDBOX_ID
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.database import Database
@@ -44,7 +47,7 @@ from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
 from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
-from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
+from atoll.server.tenants import DEFAULT_TENANT, Tenant, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
 from atoll.settings import Settings
 
@@ -61,6 +64,7 @@ _TRANSFER_S = 24 * 3600.0
 TRANSFER_PREFIX = "transfer-"
 """Of directories below `Server.directory` with a file that is on its way to a client."""
 _ROUNDS = 3
+_MAX_WHERE = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -85,6 +89,9 @@ class Server:
         self.previews = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
+        self._store = StateStore(settings.resolve_state_dir())
+        self._where: dict[str, tuple[str, str]] = {}
+        """The tenant and the name of sandboxes that were found by their ids. A sandbox keeps both."""
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -139,6 +146,34 @@ class Server:
             tenant.name: await (await self.engines.get(tenant.name)).list() if tenant.name in used else []
             for tenant in await self.tenants.list()
         }
+
+    async def find_sandbox(self, id: str) -> tuple[Tenant, Sandbox]:
+        """The sandbox of this id and its tenant, whosever it is: for a surface whose clients have a credential of the
+        sandbox itself, which it has to check.
+
+        Raises:
+            SandboxNotFound: none has it.
+            Forbidden: its tenant is disabled.
+        """
+        where = self._where.get(id)
+        if where is None:
+            if not SANDBOX_ID.fullmatch(id) or (manifest := self._store.read(id)) is None:
+                raise SandboxNotFound(id, [])
+            where = manifest.namespace, manifest.spec.name
+        try:
+            tenant = await self.tenants.get(where[0])
+            sandbox = await self._get_sandbox(*where)
+        except (SandboxNotFound, TenantNotFound):
+            self._where.pop(id, None)
+            raise SandboxNotFound(id, []) from None
+        if sandbox.id != id:
+            raise SandboxNotFound(id, [])
+        if tenant.disabled:
+            raise Forbidden(f"the tenant {tenant.name!r} is disabled")
+        if len(self._where) >= _MAX_WHERE:
+            self._where.clear()
+        self._where[id] = where
+        return tenant, sandbox
 
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)

@@ -84,6 +84,7 @@ async def serve(
 
         def ready(url: str) -> None:
             server.previews.address = PreviewAddress(settings.public_url or _for_clients(url), settings.domain)
+            app.e2b.listens_at(server.previews.address)
             on_ready(ReadyServer(settings.public_url or url, server.first_key, tls.authority if tls else None))
             _log.info("serving at %s", url)
 
