@@ -175,6 +175,10 @@ class Server:
         self._where[id] = where
         return tenant, sandbox
 
+    def sandbox_ids(self) -> list[str]:
+        """The ids of the sandboxes of all tenants, whatever becomes of them meanwhile."""
+        return self._store.sandbox_ids()
+
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)
 

@@ -27,6 +27,8 @@ from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, SandboxInfo
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_inherited, check_network, check_ttl
 from atoll.server.previews import PreviewAddress
+from atoll.server.server import Server
+from atoll.server.tenants import Tenant
 from atoll.surfaces.e2b.control import E2bBody, read_body, route
 from atoll.surfaces.e2b.networks import NetworkBody
 from atoll.surfaces.e2b.record import E2bRecord
@@ -339,9 +341,9 @@ class SandboxRoutes:
         was_paused = state_of(sandbox.info) == "paused"
         timeout_s = body.timeout or 300
         if was_paused:
-            await resume(caller, sandbox, timeout_s)
+            await resume(caller.server, caller.tenant, sandbox, timeout_s)
         elif sandbox.info.expires_at is None or _left_s(sandbox.info) < timeout_s:
-            await set_timeout(caller, sandbox, timeout_s)
+            await set_timeout(caller.tenant, sandbox, timeout_s)
         return self._created(await describe_all(sandbox), 201 if was_paused else 200)
 
     async def _resume(self, request: Request, caller: Caller) -> Response:
@@ -350,7 +352,7 @@ class SandboxRoutes:
         sandbox = await find(caller, request.path_params["sandbox"])
         if state_of(sandbox.info) != "paused":
             raise Conflict(f"sandbox {public_id(sandbox.id)} is already running")
-        await resume(caller, sandbox, body.timeout or 15)
+        await resume(caller.server, caller.tenant, sandbox, body.timeout or 15)
         if body.auto_pause is not None:
             await caller.engine.update(sandbox.name, on_expiry="sleep" if body.auto_pause else "destroy")
         return self._created(await describe_all(sandbox))
@@ -371,14 +373,14 @@ class SandboxRoutes:
         sandbox = await find(caller, request.path_params["sandbox"])
         if state_of(sandbox.info) == "paused":
             raise SandboxNotFound(public_id(sandbox.id), [])
-        await set_timeout(caller, sandbox, body.timeout)
+        await set_timeout(caller.tenant, sandbox, body.timeout)
         return Response(status_code=204)
 
     async def _refresh(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, RefreshBody)
         sandbox = await find(caller, request.path_params["sandbox"])
         if _left_s(sandbox.info) < (body.duration or 15):
-            await set_timeout(caller, sandbox, body.duration or 15)
+            await set_timeout(caller.tenant, sandbox, body.duration or 15)
         return Response(status_code=204)
 
     async def _delete(self, request: Request, caller: Caller) -> Response:
@@ -478,26 +480,28 @@ async def pause(caller: Caller, sandbox: Sandbox, *, keeps_memory: bool) -> None
     await caller.engine.update(sandbox.name, labels=labels, ttl_s=math.inf)
 
 
-async def resume(caller: Caller, sandbox: Sandbox, timeout_s: int) -> None:
+async def resume(server: Server, tenant: Tenant, sandbox: Sandbox, timeout_s: int) -> None:
     """Let a paused sandbox run again, for so long.
 
     Raises:
-        QuotaExceeded, LaunchFailed: it cannot be started.
+        LaunchFailed: it does not start.
+        Forbidden: the time is longer than the tenant's policy allows.
     """
-    await caller.engine.wake(sandbox.name)
-    await set_timeout(caller, sandbox, timeout_s)
-    await caller.server.events.saw(caller.tenant.name, await describe(sandbox))
+    check_ttl(tenant.policy, max(1, timeout_s))
+    await sandbox.wake()
+    await set_timeout(tenant, sandbox, timeout_s)
+    await server.events.saw(tenant.name, await describe(sandbox))
 
 
-async def set_timeout(caller: Caller, sandbox: Sandbox, timeout_s: int) -> None:
+async def set_timeout(tenant: Tenant, sandbox: Sandbox, timeout_s: int) -> None:
     """Give a sandbox a lifetime from now on. None is shorter than a second.
 
     Raises:
         Forbidden: it is longer than the tenant's policy allows.
     """
-    ttl_s = check_ttl(caller.tenant.policy, max(1, timeout_s))
+    ttl_s = check_ttl(tenant.policy, max(1, timeout_s))
     record = E2bRecord.of(sandbox.info).model_copy(update={"timeout_s": max(1, timeout_s)})
-    await caller.engine.update(sandbox.name, ttl_s=ttl_s, labels=record.labels(sandbox.info.labels))
+    await sandbox.update(ttl_s=ttl_s, labels=record.labels(sandbox.info.labels))
 
 
 async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ class SnapshotRoutes:
             return JSONResponse([{"error": said}] * count, 201)
         shown: list[dict[str, Any]] = []
         for fork in forks:
-            await set_timeout(caller, fork, body.timeout or 15)
+            await set_timeout(caller.tenant, fork, body.timeout or 15)
             made = await describe_all(fork)
             await caller.server.events.saw(caller.tenant.name, made)
             shown.append({"sandbox": self._sandboxes.shown(made)})
