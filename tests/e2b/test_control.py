@@ -37,7 +37,8 @@ def listed(**query: object) -> list[str]:
 
 def test_a_sandbox_lives_from_create_to_kill() -> None:
     made = Sandbox.create(timeout=60, metadata={"who": "me"})
-    assert made.sandbox_id.isalnum() and made.sandbox_id == made.sandbox_id.lower()
+    assert made.sandbox_id.isalnum()
+    assert made.sandbox_id == made.sandbox_id.lower()
     info = made.get_info()
     assert (info.template_id, info.state, info.metadata) == ("base", SandboxState.RUNNING, {"who": "me"})
     assert 50 < (info.end_at - info.started_at).total_seconds() < 70
@@ -83,7 +84,8 @@ def test_a_paused_sandbox_answers_when_it_is_connected_to_and_not_before(box: Sa
 
 def test_a_fork_and_a_snapshot_are_sandboxes_of_their_own(box: Sandbox) -> None:
     [fork] = box.fork(timeout=60)
-    assert isinstance(fork, Sandbox) and fork.sandbox_id != box.sandbox_id
+    assert isinstance(fork, Sandbox)
+    assert fork.sandbox_id != box.sandbox_id
     assert fork.is_running()
     snapshot = box.create_snapshot()
     again = Sandbox.create(snapshot.snapshot_id, timeout=60, metadata={"from": "snapshot"})
@@ -98,14 +100,16 @@ def test_a_fork_and_a_snapshot_are_sandboxes_of_their_own(box: Sandbox) -> None:
 def test_the_network_can_be_closed_and_what_has_no_equal_is_refused(box: Sandbox) -> None:
     box.update_network({"deny_out": ["0.0.0.0/0"], "allow_out": ["example.com"]})
     network = box.get_info().network
-    assert network is not None and network["allow_out"] == ["example.com"]
+    assert network is not None
+    assert network["allow_out"] == ["example.com"]
     with pytest.raises(SandboxException, match="501"):
         box.update_network({"deny_out": ["192.0.2.0/24"]})
 
 
 def test_metrics_say_what_the_sandbox_uses(box: Sandbox) -> None:
     latest = box.get_metrics()[-1]
-    assert latest.cpu_count >= 1 and 0 < latest.mem_used < latest.mem_total
+    assert latest.cpu_count >= 1
+    assert 0 < latest.mem_used < latest.mem_total
 
 
 def test_a_wrong_key_and_an_unknown_template_are_refused() -> None:
@@ -118,7 +122,8 @@ def test_a_wrong_key_and_an_unknown_template_are_refused() -> None:
 def test_the_same_idempotency_key_makes_one_sandbox() -> None:
     key = uuid.uuid4().hex
     first, second = (Sandbox.create(timeout=60, idempotency_key=key) for _ in range(2))
-    assert first.sandbox_id == second.sandbox_id and second.is_running()
+    assert first.sandbox_id == second.sandbox_id
+    assert second.is_running()
     first.kill()
 
 

@@ -108,7 +108,8 @@ def test_output_comes_while_the_command_runs(box: Sandbox) -> None:
     ran = box.commands.run(
         "rm -f /tmp/go; echo first; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo second", on_stdout=on_stdout
     )
-    assert came[0] == "first\n" and ran.stdout == "first\nsecond\n"
+    assert came[0] == "first\n"
+    assert ran.stdout == "first\nsecond\n"
 
 
 def test_a_terminal_can_be_typed_in_and_resized(box: Sandbox) -> None:
@@ -147,7 +148,8 @@ def test_files_are_written_and_read_in_all_forms(box: Sandbox) -> None:
 
 
 def test_names_have_attributes(box: Sandbox) -> None:
-    assert box.files.make_dir("tree/a/b") and not box.files.make_dir("tree/a/b")
+    assert box.files.make_dir("tree/a/b")
+    assert not box.files.make_dir("tree/a/b")
     box.files.write("tree/a/file", "12345")
     box.commands.run("chmod 600 tree/a/file; ln -s file tree/a/link")
     info = box.files.get_info("tree/a/file")
@@ -157,7 +159,8 @@ def test_names_have_attributes(box: Sandbox) -> None:
     assert [each.name for each in box.files.list("tree")] == ["a"]
     assert [each.name for each in box.files.list("tree", depth=2)] == ["a", "b", "file", "link"]
     assert box.files.rename("tree/a/file", "tree/moved/there").path == "/home/user/tree/moved/there"
-    assert box.files.exists("tree/moved/there") and not box.files.exists("tree/a/file")
+    assert box.files.exists("tree/moved/there")
+    assert not box.files.exists("tree/a/file")
     box.files.remove("tree")
     assert not box.files.exists("tree")
 
@@ -210,7 +213,8 @@ def test_signed_urls_are_for_one_file_one_operation_one_sandbox_and_a_time(box: 
     url = box.download_url("signed", use_signature_expiration=60)
     assert httpx2.get(url, timeout=BOUND_S).text == "secret"
     uploaded = httpx2.post(box.upload_url("up"), files={"file": ("up", b"sent")}, timeout=BOUND_S)
-    assert uploaded.status_code == 200 and box.files.read("up") == "sent"
+    assert uploaded.status_code == 200
+    assert box.files.read("up") == "sent"
     for changed in (
         url.replace("path=signed", "path=up"),
         url.replace("signature=v1_", "signature=v1_A"),
@@ -274,3 +278,26 @@ def test_a_timeout_ends_a_sandbox_or_pauses_it() -> None:
     kept.kill()
     with pytest.raises(NotFoundException):
         gone.get_info()
+
+
+def test_ports_are_reached_by_host_name_and_by_a_token_if_they_are_not_public(server: RunningServer) -> None:
+    def ask(made: Sandbox, port: int = 8000, **headers: str) -> httpx2.Response:
+        sent = {"Host": made.get_host(port), **headers}
+        return httpx2.get(f"{server.url}/hello", headers=sent, timeout=BOUND_S)
+
+    public, closed = Sandbox.create(timeout=60), Sandbox.create(timeout=60, network={"allow_public_traffic": False})
+    for made in (public, closed):
+        made.files.write("site/hello", "hi")
+        made.commands.run("exec python3 -m http.server 8000 -d site", background=True, timeout=0)
+    wait_for(lambda: ask(public).status_code == 200)
+    assert ask(public).text == "hi"
+    refused = ask(public, 8001)
+    assert refused.status_code == 502
+    assert "port is not open" in refused.json()["message"]
+    assert ask(closed).status_code == 403
+    assert ask(closed, **{"E2B-Traffic-Access-Token": public._envd_access_token or ""}).status_code == 403
+    token = closed.traffic_access_token or ""
+    wait_for(lambda: ask(closed, **{"E2B-Traffic-Access-Token": token}).text == "hi")
+    public.kill()
+    assert ask(public).json()["message"] == "The sandbox was not found"
+    closed.kill()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import anyio.to_thread
 from starlette.applications import Starlette
@@ -32,6 +31,15 @@ from atoll.surfaces.e2b.accounts import SandboxAccounts
 from atoll.surfaces.e2b.connect import RpcError
 from atoll.surfaces.e2b.control import error_response, not_supported, route
 from atoll.surfaces.e2b.filesystem import FilesystemService
+from atoll.surfaces.e2b.ports import (
+    ENVD_PORT,
+    NOT_FOUND,
+    PORT_NOT_OPEN,
+    SandboxPorts,
+    SandboxTarget,
+    host_target,
+    proxy_answer,
+)
 from atoll.surfaces.e2b.processes import ProcessService
 from atoll.surfaces.e2b.record import E2bRecord
 from atoll.surfaces.e2b.sandboxes import SandboxRoutes, port_domain, resume, state_of
@@ -40,8 +48,6 @@ from atoll.surfaces.e2b.tokens import SandboxTokens, public_id, sandbox_id
 from atoll.surfaces.e2b.transfer import FileTransfer
 from atoll.surfaces.rest.errors import request_id
 
-ENVD_PORT = 49983
-INTERPRETER_PORT = 49999
 ID_HEADER = "e2b-sandbox-id"
 PORT_HEADER = "e2b-sandbox-port"
 TOKEN_HEADER = "x-access-token"  # noqa: S105 - a header's name
@@ -58,17 +64,6 @@ _RECORDED = {
 }
 """What is in the audit log, and how it is called there."""
 _CONTROL = re.compile(r"/(v[23]/)?(sandboxes|snapshots|templates|volumes|secrets|teams|default-templates)(/.*)?")
-_HOST = re.compile(r"([0-9]{1,5})-(atoll[0-9a-f]{16})\..*")
-_NOT_FOUND = "The sandbox was not found"
-_PORT_NOT_OPEN = "The sandbox is running but port is not open"
-
-
-@dataclass(frozen=True)
-class SandboxTarget:
-    """What a request for a sandbox's own plane names. Nothing of it is checked yet."""
-
-    public_id: str
-    port: int
 
 
 class E2bSurface:
@@ -88,6 +83,11 @@ class E2bSurface:
             routes=[*self._sandboxes.routes(), *SnapshotRoutes(self._sandboxes).routes(), *_rest()]
         )
         self._control.state.server = server
+
+    @property
+    def ports(self) -> SandboxPorts:
+        """The ports of all sandboxes, for what serves host names."""
+        return SandboxPorts(self._reach, self._tokens)
 
     def listens_at(self, address: PreviewAddress) -> None:
         """The server listens: answers name this domain from now on."""
@@ -127,7 +127,7 @@ class E2bSurface:
             tenant, sandbox = await self._reach(target)
             self._server.quotas.check_rate(tenant)
             if target.port != ENVD_PORT:
-                await proxy_answer(target, _PORT_NOT_OPEN)(scope, receive, send)
+                await _proxied(target, PORT_NOT_OPEN)(scope, receive, send)
                 return
             if scope["path"] == "/health":
                 await Response(status_code=204)(scope, receive, send)
@@ -139,7 +139,7 @@ class E2bSurface:
                 return
             response = await self._answer(request, sandbox)
         except (SandboxNotFound, SandboxDied):
-            response = proxy_answer(target, _NOT_FOUND)
+            response = _proxied(target, NOT_FOUND)
         except (AtollError, RpcError, HTTPException) as error:
             response = _envd_answer(error, request)
         await response(scope, receive, send)
@@ -236,16 +236,11 @@ def target_of(scope: Scope) -> SandboxTarget | None:
     if (named := headers.get(ID_HEADER)) is not None:
         port = headers.get(PORT_HEADER, str(ENVD_PORT))
         return SandboxTarget(named, int(port) if port.isdecimal() and len(port) <= 5 else 0)
-    found = _HOST.fullmatch(headers.get("host", "").lower())
-    return SandboxTarget(found[2], int(found[1])) if found else None
+    return host_target(headers.get("host", "").encode("latin-1"))
 
 
-def proxy_answer(target: SandboxTarget, message: str) -> JSONResponse:
-    """An answer of E2B's proxy. SDKs look for the words."""
-    body: dict[str, object] = {"sandboxId": target.public_id[:64], "message": message, "code": 502}
-    if message == _PORT_NOT_OPEN:
-        body["port"] = target.port
-    return JSONResponse(body, 502)
+def _proxied(target: SandboxTarget, message: str) -> JSONResponse:
+    return JSONResponse(proxy_answer(target, message), 502)
 
 
 def _envd_answer(error: AtollError | RpcError | HTTPException, request: Request) -> JSONResponse:

@@ -79,8 +79,10 @@ async def serve(
             connections_per_client=settings.connections_per_client,
             trusted_proxies=frozenset(settings.trusted_proxies),
         )
-        door = Door(limits, PreviewHandler(server.previews))
+        previews = PreviewHandler(server.previews)
+        door = Door(limits, previews)
         app = ServerApp(server, settings, door)
+        previews.ports = app.e2b.ports
 
         def ready(url: str) -> None:
             server.previews.address = PreviewAddress(settings.public_url or _for_clients(url), settings.domain)
