@@ -90,7 +90,7 @@ def test_a_fork_and_a_snapshot_are_sandboxes_of_their_own(box: Sandbox) -> None:
     snapshot = box.create_snapshot()
     again = Sandbox.create(snapshot.snapshot_id, timeout=60, metadata={"from": "snapshot"})
     assert again.get_info().metadata == {"from": "snapshot"}
-    assert [each.snapshot_id for each in box.list_snapshots().next_items()] == [snapshot.snapshot_id]
+    assert [each.snapshot_id for each in Sandbox.list_snapshots(box.sandbox_id).next_items()] == [snapshot.snapshot_id]
     fork.kill()
     again.kill()
     assert Sandbox.delete_snapshot(snapshot.snapshot_id)
@@ -136,6 +136,6 @@ def test_older_sdks_paths_work_and_unknown_ones_say_so(server: RunningServer) ->
         assert id in [each["sandboxID"] for each in client.get("/sandboxes").json()]
         for path in ("/templates", "/v2/templates", "/volumes", "/secrets", f"/sandboxes/{id}/logs"):
             answer = client.get(path)
-            assert answer.status_code == 501 and answer.json()["code"] == 501, path
+            assert (answer.status_code, answer.json()["code"]) == (501, 501), path
         assert client.delete(f"/sandboxes/{id}").status_code == 204
         assert client.get("/sandboxes", headers={"X-API-Key": "none"}).status_code == 401

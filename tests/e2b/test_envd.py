@@ -281,8 +281,8 @@ def test_a_timeout_ends_a_sandbox_or_pauses_it() -> None:
 
 
 def test_ports_are_reached_by_host_name_and_by_a_token_if_they_are_not_public(server: RunningServer) -> None:
-    def ask(made: Sandbox, port: int = 8000, **headers: str) -> httpx2.Response:
-        sent = {"Host": made.get_host(port), **headers}
+    def ask(made: Sandbox, port: int = 8000, *, token: str | None = None) -> httpx2.Response:
+        sent = {"Host": made.get_host(port), **({"E2B-Traffic-Access-Token": token} if token else {})}
         return httpx2.get(f"{server.url}/hello", headers=sent, timeout=BOUND_S)
 
     public, closed = Sandbox.create(timeout=60), Sandbox.create(timeout=60, network={"allow_public_traffic": False})
@@ -295,9 +295,8 @@ def test_ports_are_reached_by_host_name_and_by_a_token_if_they_are_not_public(se
     assert refused.status_code == 502
     assert "port is not open" in refused.json()["message"]
     assert ask(closed).status_code == 403
-    assert ask(closed, **{"E2B-Traffic-Access-Token": public._envd_access_token or ""}).status_code == 403
-    token = closed.traffic_access_token or ""
-    wait_for(lambda: ask(closed, **{"E2B-Traffic-Access-Token": token}).text == "hi")
+    assert ask(closed, token=public._envd_access_token).status_code == 403
+    wait_for(lambda: ask(closed, token=closed.traffic_access_token).text == "hi")
     public.kill()
     assert ask(public).json()["message"] == "The sandbox was not found"
     closed.kill()

@@ -39,7 +39,7 @@ MAX_KNOWN = 10_000
 _NEW_ONLY = 2**53
 _KEEPALIVE: Message = {"event": {"keepalive": {}}}
 _SIGNALS = {"SIGNAL_SIGTERM": signals.SIGTERM, "SIGNAL_SIGKILL": signals.SIGKILL}
-_SIGNAL_WORDS = {
+_SIGNAL_WORDS: dict[int, str] = {
     signals.SIGHUP: "hangup",
     signals.SIGINT: "interrupt",
     signals.SIGQUIT: "quit",
@@ -264,7 +264,7 @@ class ProcessService:
             if (each.pid == wanted.pid if wanted.pid is not None else self._tag(sandbox, each.id) == wanted.tag)
             and not (runs and each.exit_code is not None)
         ]
-        if not found or wanted.pid is wanted.tag is None:
+        if not found or (wanted.pid is None and wanted.tag is None):
             what = f"pid {wanted.pid}" if wanted.pid is not None else f"tag {wanted.tag}"
             raise RpcError("not_found", f"process with {what} not found")
         return max(found, key=lambda each: each.id)

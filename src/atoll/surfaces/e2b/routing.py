@@ -31,10 +31,14 @@ from atoll.surfaces.e2b.accounts import SandboxAccounts
 from atoll.surfaces.e2b.connect import RpcError
 from atoll.surfaces.e2b.control import error_response, not_supported, route
 from atoll.surfaces.e2b.filesystem import FilesystemService
+from atoll.surfaces.e2b.interpreter import CodeInterpreter
 from atoll.surfaces.e2b.ports import (
     ENVD_PORT,
+    INTERPRETER_PORT,
     NOT_FOUND,
+    PLANE_PORTS,
     PORT_NOT_OPEN,
+    TRAFFIC_HEADER,
     SandboxPorts,
     SandboxTarget,
     host_target,
@@ -61,6 +65,7 @@ _RECORDED = {
     ("POST", "/filesystem.Filesystem/Move"): "e2b_files_move",
     ("POST", "/filesystem.Filesystem/Remove"): "e2b_files_remove",
     ("POST", FILES_PATH): "e2b_files_write",
+    ("POST", "/execute"): "e2b_execute",
 }
 """What is in the audit log, and how it is called there."""
 _CONTROL = re.compile(r"/(v[23]/)?(sandboxes|snapshots|templates|volumes|secrets|teams|default-templates)(/.*)?")
@@ -78,6 +83,7 @@ class E2bSurface:
         self._processes = ProcessService()
         self._filesystem = FilesystemService(accounts)
         self._rpc = self._processes.methods() | self._filesystem.methods()
+        self._interpreter = CodeInterpreter(accounts)
         self._files = FileTransfer(self._tokens, accounts, self._filesystem)
         self._control = Starlette(
             routes=[*self._sandboxes.routes(), *SnapshotRoutes(self._sandboxes).routes(), *_rest()]
@@ -101,6 +107,7 @@ class E2bSurface:
         finally:
             self._processes.aclose()
             self._filesystem.aclose()
+            await self._interpreter.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -126,11 +133,16 @@ class E2bSurface:
         try:
             tenant, sandbox = await self._reach(target)
             self._server.quotas.check_rate(tenant)
-            if target.port != ENVD_PORT:
+            if target.port not in PLANE_PORTS:
                 await _proxied(target, PORT_NOT_OPEN)(scope, receive, send)
                 return
             if scope["path"] == "/health":
                 await Response(status_code=204)(scope, receive, send)
+                return
+            if target.port == INTERPRETER_PORT:
+                self._require_allowed_code(request, sandbox)
+                await self._record(request, tenant, sandbox)
+                await (await self._interpreter.answer(request, sandbox))(scope, receive, send)
                 return
             self._require_allowed(request, sandbox)
             await self._record(request, tenant, sandbox)
@@ -181,6 +193,20 @@ class E2bSurface:
         raise HTTPException(
             401, "unauthorized access, please provide a valid access token or method signing if supported"
         )
+
+    def _require_allowed_code(self, request: Request, sandbox: Sandbox) -> None:
+        """Code runs for those who have the sandbox's token. SDKs do not send it with requests about contexts: these are
+        for all who may reach the sandbox's ports.
+
+        Raises:
+            HTTPException: the request may not.
+        """
+        if TOKEN_HEADER in request.headers or request.scope["path"] == "/execute":
+            self._require_allowed(request, sandbox)
+        elif not E2bRecord.of(sandbox.info).public_ports:
+            given = request.headers.get(TRAFFIC_HEADER.decode(), "")
+            if not self._tokens.matches(sandbox.id, given, "traffic"):
+                raise HTTPException(403, "Sandbox is secured with traffic access token. It is missing or invalid")
 
     async def _record(self, request: Request, tenant: Tenant, sandbox: Sandbox) -> None:
         """Write to the audit log what changes something. It is known by which sandbox's token, not by which key."""
