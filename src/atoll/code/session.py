@@ -133,9 +133,16 @@ class _RunningCell:
     """A cell that runs."""
 
     def __init__(
-        self, number: int, marker: str, sandbox: Sandbox, limit_bytes: int, on_output: OnCellOutput | None
+        self,
+        number: int,
+        marker: str,
+        sandbox: Sandbox,
+        limit_bytes: int,
+        on_output: OnCellOutput | None,
+        on_part: OnCellPart | None = None,
     ) -> None:
         self.number = number
+        self.on_part = on_part
         self.marker = marker.encode()
         directory = f"{OUTPUT_DIRECTORY}/{marker[-8:]}-cell-{number}"
         self.outputs: dict[StreamName, _OutputOfCell] = {
@@ -162,6 +169,10 @@ class _RunningCell:
 OnCellOutput = Callable[[StreamName, bytes], Awaitable[None] | None]
 """Receives output while a cell runs. It must not raise, and must be fast or return what is awaited before more output
 is taken."""
+
+
+OnCellPart = Callable[[PartMessage], None]
+"""Receives what a cell shows, while it runs. It must not raise, and must be fast."""
 
 
 class CodeSession:
@@ -379,6 +390,7 @@ class CodeSession:
         timeout_s: float | None = None,
         output_limit_bytes: int = 1 << 20,
         on_output: OnCellOutput | None = None,
+        on_part: OnCellPart | None = None,
     ) -> CellOutcome:
         """Run a cell to its end. If this is cancelled, the cell is interrupted first, and its variables stay.
 
@@ -391,7 +403,7 @@ class CodeSession:
             self._cells += 1
             self._replaying = False
             marker = f"{MARKER}{secrets.token_hex(16)}"
-            cell = self._cell = _RunningCell(self._cells, marker, self.sandbox, output_limit_bytes, on_output)
+            cell = self._cell = _RunningCell(self._cells, marker, self.sandbox, output_limit_bytes, on_output, on_part)
             for stream, early in self._early.items():  # what background tasks have printed between cells
                 await cell.add(stream, ANY_MARKER.split(early)[-1])
                 early.clear()
@@ -594,6 +606,8 @@ class CodeSession:
                     if cell.parts_bytes > MAX_PARTS_BYTES:
                         raise ChannelViolation(f"the values of a cell take more than {MAX_PARTS_BYTES} bytes")
                     cell.parts.append(message)
+                    if cell.on_part is not None:
+                        cell.on_part(message)
             case DoneMessage():
                 if cell is not None and message.cell == cell.number and not cell.done.done():
                     cell.done.set_result(message)

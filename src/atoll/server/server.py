@@ -25,9 +25,11 @@ from atoll.code.audit import CodeAudit
 from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
+    Forbidden,
     InvalidRequest,
     SandboxNotFound,
     TenantExists,
+    TenantNotFound,
     VolumeNotFound,
 )
 from atoll.contract.model import SandboxInfo
@@ -35,6 +37,7 @@ from atoll.runtime.interface import Engine
 from atoll.runtime.lifetimes import AwaitableContext
 from atoll.runtime.secrets.vault import Vault
 from atoll.runtime.state.known import namespaces
+from atoll.runtime.state.running import SANDBOX_ID
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.bundles import Bundles
@@ -49,7 +52,7 @@ from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
 from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
-from atoll.server.tenants import DEFAULT_TENANT, TenantPolicy, Tenants
+from atoll.server.tenants import DEFAULT_TENANT, Tenant, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
 from atoll.server.workspaces import Workspaces
 from atoll.settings import Settings
@@ -67,6 +70,7 @@ _TRANSFER_S = 24 * 3600.0
 TRANSFER_PREFIX = "transfer-"
 """Of directories below `Server.directory` with a file that is on its way to a client."""
 _ROUNDS = 3
+_MAX_WHERE = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -99,6 +103,9 @@ class Server:
         )
         self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
         self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
+        self._store = StateStore(settings.resolve_state_dir())
+        self._where: dict[str, tuple[str, str]] = {}
+        """The tenant and the name of sandboxes that were found by their ids. A sandbox keeps both."""
         self.first_key: SecretStr | None = None
         """The text of the first key of the server's administrators, if it was made now. It is to be shown once."""
 
@@ -167,6 +174,38 @@ class Server:
     def _is_alive(self, instance: str, turn: str) -> bool:
         own = instance == self.idempotency.instance
         return self.chat.is_running(turn) if own else self.idempotency.is_alive(instance)
+
+    async def find_sandbox(self, id: str) -> tuple[Tenant, Sandbox]:
+        """The sandbox of this id and its tenant, whosever it is: for a surface whose clients have a credential of the
+        sandbox itself, which it has to check.
+
+        Raises:
+            SandboxNotFound: none has it.
+            Forbidden: its tenant is disabled.
+        """
+        where = self._where.get(id)
+        if where is None:
+            if not SANDBOX_ID.fullmatch(id) or (manifest := self._store.read(id)) is None:
+                raise SandboxNotFound(id, [])
+            where = manifest.namespace, manifest.spec.name
+        try:
+            tenant = await self.tenants.get(where[0])
+            sandbox = await self._get_sandbox(*where)
+        except (SandboxNotFound, TenantNotFound):
+            self._where.pop(id, None)
+            raise SandboxNotFound(id, []) from None
+        if sandbox.id != id:
+            raise SandboxNotFound(id, [])
+        if tenant.disabled:
+            raise Forbidden(f"the tenant {tenant.name!r} is disabled")
+        if len(self._where) >= _MAX_WHERE:
+            self._where.clear()
+        self._where[id] = where
+        return tenant, sandbox
+
+    def sandbox_ids(self) -> list[str]:
+        """The ids of the sandboxes of all tenants, whatever becomes of them meanwhile."""
+        return self._store.sandbox_ids()
 
     async def _get_sandbox(self, tenant: str, name: str) -> Sandbox:
         return await (await self.engines.get(tenant)).get(name)

@@ -391,7 +391,7 @@ class _PreviewUpstream:
             headers = [self._below_prefix(name, value) for name, value in headers if name.lower() != _SCOPE]
         else:
             headers = [
-                (name, _cookie_of_host(value) if name.lower() == b"set-cookie" else value) for name, value in headers
+                (name, cookie_of_host(value) if name.lower() == b"set-cookie" else value) for name, value in headers
             ]
         if self.cookie is not None:
             headers = [*headers, (b"Set-Cookie", self.cookie)]
@@ -472,7 +472,7 @@ def _mark(prefix: bytes) -> bytes:
     return prefix.rpartition(b"/")[2] + b"~"
 
 
-def _cookie_of_host(cookie: bytes) -> bytes:
+def cookie_of_host(cookie: bytes) -> bytes:
     """A cookie that a server sets, limited to its own host: previews may be neighbours below one domain."""
     parts = [part for part in cookie.split(b";") if part.strip().partition(b"=")[0].lower() != b"domain"]
     return b";".join(parts)

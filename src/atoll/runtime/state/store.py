@@ -162,6 +162,10 @@ class StateStore:
     def directory(self, id: str) -> Path:
         return self._sandboxes / id
 
+    def sandbox_ids(self) -> list[str]:
+        """The ids of all that is kept here, of all namespaces: also of sandboxes that are being made or removed."""
+        return self._entries("sandboxes")
+
     def within(self, namespace: str) -> StateStore:
         """The same store, with another namespace."""
         other = copy.copy(self)

@@ -241,7 +241,7 @@ class DoorProtocol(HttpToolsProtocol):
         self._feed(head.encode(upgrade=self.ws_protocol_class is not None))
         if not head.has_body:
             self._waiting = True
-        elif not self._closing:
+        elif not self._closing and not head.has_slow_body:
             self._set_timer(self.door.limits.body_timeout_s, self._check_body)
         return True
 

@@ -24,9 +24,13 @@ _LENGTH = re.compile(rb"[0-9]{1,18}")
 _ONCE = frozenset(
     b"host content-length transfer-encoding authorization x-api-key origin content-type content-encoding expect "
     b"atoll-tenant atoll-token idempotency-key last-event-id range upgrade sec-websocket-key "
-    b"sec-websocket-version".split()
+    b"sec-websocket-version e2b-sandbox-id e2b-sandbox-port x-access-token e2b-traffic-access-token".split()
 )
 """Headers that mean one thing: of two, one reader would take the first and another the last."""
+_UNPACKING = frozenset({b"/files"})
+"""Paths whose route unpacks a compressed body itself, piece by piece."""
+_SLOW = frozenset({b"/process.Process/StreamInput"})
+"""Paths with a body that comes as someone types it."""
 
 
 class RequestRefused(Exception):
@@ -65,6 +69,16 @@ class RequestHead:
     def wants_websocket(self) -> bool:
         return any(name == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers)
 
+    @property
+    def path(self) -> bytes:
+        """Of the target, without its query."""
+        return self.target.partition(b"?")[0]
+
+    @property
+    def has_slow_body(self) -> bool:
+        """Whether its body has no pace that could be asked for."""
+        return self.path in _SLOW
+
     def check_ours(self) -> None:
         """Refuse what Atoll's own routes do not take, though a server in a sandbox may.
 
@@ -72,7 +86,8 @@ class RequestHead:
             RequestRefused: the body is compressed, or something other than 100-continue is expected.
         """
         for name, value in self.headers:
-            if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            packed = name == b"content-encoding" and value.lower() not in (b"", b"identity")
+            if packed and self.path not in _UNPACKING:
                 message = "Content-Encoding: a compressed request is not accepted; send the body as it is"
                 raise RequestRefused(415, "unsupported_encoding", message)
             if name == b"expect" and value.lower() != b"100-continue":

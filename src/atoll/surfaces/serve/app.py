@@ -1,8 +1,9 @@
 """The app of `atoll serve`: which routes there are, and what a request passes on its way to them.
 
-Owns the composition. From the outside: the door (`surfaces/door/`), then the routes: /api (`surfaces/rest/`), /mcp and
-/v1/messages (`tenant_apps.py`), and those here: /healthz, /readyz, /metrics, /openapi.json, /docs. Previews are not
-routes: the door gives their connections to `previews.py`. Used by `process.py`.
+Owns the composition. From the outside: the door (`surfaces/door/`), then requests of E2B's clients (`surfaces/e2b/`),
+then the routes: /api (`surfaces/rest/`), /mcp and /v1/messages (`tenant_apps.py`), and those here: /healthz, /readyz,
+/metrics, /openapi.json, /docs. Previews are not routes: the door gives their connections to `previews.py`. Used by
+`process.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from atoll.surfaces import rest
 from atoll.surfaces.door import LOOPBACK, OpenGuard
 from atoll.surfaces.door.connection import Door
 from atoll.surfaces.door.middleware import AcceptedNames, DoneRequest, HttpDoor
+from atoll.surfaces.e2b.routing import E2bSurface
 from atoll.surfaces.rest.caller import Caller, authenticate
 from atoll.surfaces.serve import docs_page
 from atoll.surfaces.serve.logs import begin_request, log_request
@@ -51,8 +53,9 @@ class ServerApp:
         self._metrics = ServerMetrics(server, door)
         self._mounted = [*_mcp(server, settings), *_messages(server, settings)]
         self.routes = self._make()
+        self.e2b = E2bSurface(server, self.routes)
         self.asgi = HttpDoor(
-            self.routes,
+            self.e2b,
             accepted_names(settings),
             trusted_proxies=frozenset(settings.trusted_proxies),
             max_body_bytes=settings.body_bytes,
@@ -84,6 +87,7 @@ class ServerApp:
         async with AsyncExitStack() as stack:
             for mounted in self._mounted:
                 await stack.enter_async_context(mounted.running())
+            await stack.enter_async_context(self.e2b.running())
             yield
 
     def _done(self, done: DoneRequest) -> None:

@@ -79,11 +79,14 @@ async def serve(
             connections_per_client=settings.connections_per_client,
             trusted_proxies=frozenset(settings.trusted_proxies),
         )
-        door = Door(limits, PreviewHandler(server.previews))
+        previews = PreviewHandler(server.previews)
+        door = Door(limits, previews)
         app = ServerApp(server, settings, door)
+        previews.ports = app.e2b.ports
 
         def ready(url: str) -> None:
             server.previews.address = PreviewAddress(settings.public_url or _for_clients(url), settings.domain)
+            app.e2b.listens_at(server.previews.address)
             on_ready(ReadyServer(settings.public_url or url, server.first_key, tls.authority if tls else None))
             _log.info("serving at %s", url)
 

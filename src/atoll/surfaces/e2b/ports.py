@@ -1,0 +1,144 @@
+"""Ports of sandboxes at `{port}-{id}.{domain}`, as E2B's `get_host` names them.
+
+Owns which host names are E2B's, who may reach a port, and the answers of E2B's proxy, word for word where SDKs compare
+words. The ports of a sandbox that an E2B client made can be reached by all who know its id, unless it was made with
+`allow_public_traffic=False`: then a request has the traffic token. All other sandboxes have previews, with tokens of
+their own (`atoll.server.previews`), and nothing here. Not here: how a request is passed on (`runtime/previews/`), and
+ports of E2B's own planes (`routing.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import h11
+
+from atoll.contract.errors import AtollError, Forbidden, PortRefused
+from atoll.runtime.guest.ports import PortConnection
+from atoll.runtime.http1 import Headers, strip_hop_by_hop
+from atoll.runtime.previews.forward import dial_either
+from atoll.runtime.previews.pages import page
+from atoll.runtime.previews.proxy import PreviewResponse, header
+from atoll.runtime.previews.router import cookie_of_host
+from atoll.runtime.sandbox import Sandbox
+from atoll.server.tenants import Tenant
+from atoll.surfaces.e2b.record import E2bRecord
+from atoll.surfaces.e2b.tokens import SandboxTokens, sandbox_id
+
+ENVD_PORT = 49983
+INTERPRETER_PORT = 49999
+PLANE_PORTS = frozenset({ENVD_PORT, INTERPRETER_PORT})
+"""Ports that no program in the sandbox listens on: this server answers there."""
+TRAFFIC_HEADER = b"e2b-traffic-access-token"
+NOT_FOUND = "The sandbox was not found"
+PORT_NOT_OPEN = "The sandbox is running but port is not open"
+_HOST = re.compile(rb"([0-9]{1,5})-(atoll[0-9a-f]{16})\.[^:]*(:[0-9]+)?")
+_OURS = frozenset({b"host", TRAFFIC_HEADER, b"via", b"forwarded", b"x-forwarded-for", b"x-forwarded-host"})
+
+
+@dataclass(frozen=True)
+class SandboxTarget:
+    """A sandbox and a port, as a request names them. Nothing of it is checked yet."""
+
+    public_id: str
+    port: int
+
+
+Reach = Callable[[SandboxTarget], Awaitable[tuple[Tenant, Sandbox]]]
+
+
+def host_target(host: bytes) -> SandboxTarget | None:
+    """What a Host header names. None: it is not E2B's."""
+    found = _HOST.fullmatch(host.lower())
+    return SandboxTarget(found[2].decode(), int(found[1])) if found else None
+
+
+def proxy_answer(target: SandboxTarget, message: str) -> dict[str, Any]:
+    """The body of an answer of E2B's proxy."""
+    body: dict[str, Any] = {"sandboxId": target.public_id[:64], "message": message, "code": 502}
+    return body | ({"port": target.port} if message == PORT_NOT_OPEN else {})
+
+
+class SandboxPorts:
+    """The ports of all sandboxes."""
+
+    def __init__(self, reach: Reach, tokens: SandboxTokens) -> None:
+        self._reach = reach
+        self._tokens = tokens
+
+    def route(self, request: h11.Request, target: SandboxTarget, peer: str, added: Headers) -> PortUpstream:
+        """Where a request goes. Whether it may is found out when it is sent."""
+        given = header(request.headers, TRAFFIC_HEADER).decode("latin-1")
+        id = sandbox_id(target.public_id)
+        has_token = bool(given) and id is not None and self._tokens.matches(id, given, "traffic")
+        host = header(request.headers, b"host")
+        headers: Headers = [(b"Host", host)]
+        headers += [
+            (name, value)
+            for name, value in strip_hop_by_hop(request.headers.raw_items())
+            if name.lower().replace(b"_", b"-") not in _OURS and name.lower() != b"content-length"
+        ]
+        headers += [(b"X-Forwarded-For", peer.encode()), (b"X-Forwarded-Host", host), (b"Via", b"1.1 atoll")]
+        html = b"text/html" in header(request.headers, b"accept")
+        return PortUpstream(self._reach, target, has_token, request.target, headers, html, added, has_given=bool(given))
+
+
+@dataclass
+class PortUpstream:
+    """A request for a port: the proxy's `Upstream`."""
+
+    reach: Reach
+    wanted: SandboxTarget
+    has_token: bool
+    target: bytes
+    headers: Headers
+    html: bool
+    added: Headers = field(default_factory=list)
+    has_given: bool = False
+
+    @property
+    def server(self) -> object:
+        """A request without the token is not sent on a connection that was made for one with it."""
+        return self.wanted, self.has_token
+
+    async def dial(self) -> PortConnection:
+        _, sandbox = await self.reach(self.wanted)
+        if not self.has_token and not E2bRecord.of(sandbox.info).public_ports:
+            is_what = "invalid" if self.has_given else "missing"
+            raise Forbidden(f"Sandbox is secured with traffic access token. Token header '{_NAME}' is {is_what}")
+        return await dial_either(sandbox.dial, self.wanted.port)
+
+    @contextmanager
+    def track(self) -> Iterator[anyio.CancelScope]:
+        with anyio.CancelScope() as scope:
+            yield scope
+
+    def rewrite_response(self, headers: Headers) -> Headers:
+        kept = [(name, cookie_of_host(value) if name.lower() == b"set-cookie" else value) for name, value in headers]
+        return [*kept, *self.added]
+
+    def error_response(self, error: AtollError | str) -> PreviewResponse:
+        if isinstance(error, Forbidden):
+            status, body = 403, {"sandboxId": self.wanted.public_id, "message": error.message, "code": 403}
+        elif isinstance(error, PortRefused):
+            status, body = 502, proxy_answer(self.wanted, PORT_NOT_OPEN)
+        elif isinstance(error, AtollError):
+            status, body = 502, proxy_answer(self.wanted, NOT_FOUND)
+        else:
+            status, body = 502, proxy_answer(self.wanted, f"the port sent a malformed HTTP response: {error[:200]}")
+        if self.html:
+            shown = page(
+                status, str(body["message"]), f"Port {self.wanted.port} of {self.wanted.public_id}.", html=True
+            )
+            return PreviewResponse(shown.status, [*shown.headers, *self.added], shown.body)
+        data = json.dumps(body).encode()
+        return PreviewResponse(status, [(b"Content-Type", b"application/json"), *self.added], data)
+
+
+_NAME = TRAFFIC_HEADER.decode()

@@ -1,0 +1,289 @@
+"""Which requests are E2B's, and which sandbox they are for.
+
+Owns the choice, on the server's one port. A request is for a sandbox's own plane if it names one: with the headers
+E2b-Sandbox-Id and E2b-Sandbox-Port, with a host name PORT-ID below the server's domain, or with a signature in its URL,
+which is tried with the token of each sandbox. It is for the control plane by its path. All others are Atoll's own. The
+answers of E2B's proxy are word for word where SDKs compare words. Not here: what the planes do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from atoll.contract.errors import AtollError, Forbidden, SandboxDied, SandboxNotFound, UserNotFound
+from atoll.runtime.sandbox import Sandbox
+from atoll.server.audit import AuditEvent
+from atoll.server.previews import PreviewAddress
+from atoll.server.server import Server
+from atoll.server.tenants import Tenant
+from atoll.surfaces.e2b.accounts import SandboxAccounts
+from atoll.surfaces.e2b.connect import RpcError
+from atoll.surfaces.e2b.control import error_response, not_supported, route
+from atoll.surfaces.e2b.filesystem import FilesystemService
+from atoll.surfaces.e2b.interpreter import CodeInterpreter
+from atoll.surfaces.e2b.ports import (
+    ENVD_PORT,
+    INTERPRETER_PORT,
+    NOT_FOUND,
+    PLANE_PORTS,
+    PORT_NOT_OPEN,
+    TRAFFIC_HEADER,
+    SandboxPorts,
+    SandboxTarget,
+    host_target,
+    proxy_answer,
+)
+from atoll.surfaces.e2b.processes import ProcessService
+from atoll.surfaces.e2b.record import E2bRecord
+from atoll.surfaces.e2b.sandboxes import SandboxRoutes, port_domain, resume, state_of
+from atoll.surfaces.e2b.snapshots import SnapshotRoutes
+from atoll.surfaces.e2b.tokens import SandboxTokens, public_id, sandbox_id
+from atoll.surfaces.e2b.transfer import FileTransfer
+from atoll.surfaces.rest.errors import request_id
+
+ID_HEADER = "e2b-sandbox-id"
+PORT_HEADER = "e2b-sandbox-port"
+TOKEN_HEADER = "x-access-token"  # noqa: S105 - a header's name
+FILES_PATH = "/files"
+_RECORDED = {
+    ("POST", "/process.Process/Start"): "e2b_process_start",
+    ("POST", "/process.Process/SendInput"): "e2b_process_input",
+    ("POST", "/process.Process/StreamInput"): "e2b_process_input",
+    ("POST", "/process.Process/SendSignal"): "e2b_process_signal",
+    ("POST", "/filesystem.Filesystem/MakeDir"): "e2b_files_mkdir",
+    ("POST", "/filesystem.Filesystem/Move"): "e2b_files_move",
+    ("POST", "/filesystem.Filesystem/Remove"): "e2b_files_remove",
+    ("POST", FILES_PATH): "e2b_files_write",
+    ("POST", "/execute"): "e2b_execute",
+}
+"""What is in the audit log, and how it is called there."""
+_CONTROL = re.compile(r"/(v[23]/)?(sandboxes|snapshots|templates|volumes|secrets|teams|default-templates)(/.*)?")
+
+
+class E2bSurface:
+    """The ASGI app around the server's own."""
+
+    def __init__(self, server: Server, inner: ASGIApp) -> None:
+        self._server = server
+        self._inner = inner
+        self._tokens = SandboxTokens.load(server.directory)
+        self._sandboxes = SandboxRoutes(self._tokens)
+        accounts = SandboxAccounts()
+        self._processes = ProcessService()
+        self._filesystem = FilesystemService(accounts)
+        self._rpc = self._processes.methods() | self._filesystem.methods()
+        self._interpreter = CodeInterpreter(accounts)
+        self._files = FileTransfer(self._tokens, accounts, self._filesystem)
+        self._control = Starlette(
+            routes=[*self._sandboxes.routes(), *SnapshotRoutes(self._sandboxes).routes(), *_rest()]
+        )
+        self._control.state.server = server
+
+    @property
+    def ports(self) -> SandboxPorts:
+        """The ports of all sandboxes, for what serves host names."""
+        return SandboxPorts(self._reach, self._tokens)
+
+    def listens_at(self, address: PreviewAddress) -> None:
+        """The server listens: answers name this domain from now on."""
+        self._sandboxes.domain = port_domain(address)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While this is entered, sandboxes' own planes are served."""
+        try:
+            yield
+        finally:
+            self._processes.aclose()
+            self._filesystem.aclose()
+            await self._interpreter.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        target = target_of(scope)
+        if target is not None:
+            scope["state"]["mounted"] = "e2b"
+            await self._serve_sandbox(target, scope, receive, send)
+        elif _CONTROL.fullmatch(scope["path"]):
+            scope["state"]["mounted"] = "e2b"
+            await self._control(scope, receive, send)
+        elif scope["path"] == FILES_PATH:
+            scope["state"]["mounted"] = "e2b"
+            await self._serve_signed(scope, receive, send)
+        else:
+            await self._inner(scope, receive, send)
+
+    # -------------------------------------------------------------------------------------- a sandbox's own plane
+
+    async def _serve_sandbox(self, target: SandboxTarget, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            tenant, sandbox = await self._reach(target)
+            self._server.quotas.check_rate(tenant)
+            if target.port not in PLANE_PORTS:
+                await _proxied(target, PORT_NOT_OPEN)(scope, receive, send)
+                return
+            if scope["path"] == "/health":
+                await Response(status_code=204)(scope, receive, send)
+                return
+            if target.port == INTERPRETER_PORT:
+                self._require_allowed_code(request, sandbox)
+                await self._record(request, tenant, sandbox)
+                await (await self._interpreter.answer(request, sandbox))(scope, receive, send)
+                return
+            self._require_allowed(request, sandbox)
+            await self._record(request, tenant, sandbox)
+            if scope["path"] in self._rpc and scope["method"] == "POST":
+                await self._rpc.serve(sandbox, scope, receive, send)
+                return
+            response = await self._answer(request, sandbox)
+        except (SandboxNotFound, SandboxDied):
+            response = _proxied(target, NOT_FOUND)
+        except (AtollError, RpcError, HTTPException) as error:
+            response = _envd_answer(error, request)
+        await response(scope, receive, send)
+
+    async def _reach(self, target: SandboxTarget) -> tuple[Tenant, Sandbox]:
+        """The sandbox that a request is for, resumed if requests resume it.
+
+        Raises:
+            SandboxNotFound: there is none, or it is paused and requests do not resume it.
+        """
+        id = sandbox_id(target.public_id)
+        if id is None:
+            raise SandboxNotFound(target.public_id[:64], [])
+        try:
+            tenant, sandbox = await self._server.find_sandbox(id)
+            await sandbox.status()
+        except Forbidden:
+            raise SandboxNotFound(target.public_id, []) from None
+        if sandbox.info.status == "error":
+            raise SandboxNotFound(target.public_id, [])
+        if state_of(sandbox.info) == "paused":
+            record = E2bRecord.of(sandbox.info)
+            if not record.auto_resume:
+                raise SandboxNotFound(target.public_id, [])
+            await resume(self._server, tenant, sandbox, record.timeout_s)
+        return tenant, sandbox
+
+    def _require_allowed(self, request: Request, sandbox: Sandbox) -> None:
+        """
+        Raises:
+            HTTPException: the request has neither the sandbox's token nor, for a file, a signature made with it.
+        """
+        given = request.headers.get(TOKEN_HEADER)
+        if given is not None and self._tokens.matches(sandbox.id, given):
+            return
+        if given is None and request.scope["path"] == FILES_PATH:
+            self._files.require_signed(request, sandbox.id)
+            return
+        raise HTTPException(
+            401, "unauthorized access, please provide a valid access token or method signing if supported"
+        )
+
+    def _require_allowed_code(self, request: Request, sandbox: Sandbox) -> None:
+        """Code runs for those who have the sandbox's token. SDKs do not send it with requests about contexts: these are
+        for all who may reach the sandbox's ports.
+
+        Raises:
+            HTTPException: the request may not.
+        """
+        if TOKEN_HEADER in request.headers or request.scope["path"] == "/execute":
+            self._require_allowed(request, sandbox)
+        elif not E2bRecord.of(sandbox.info).public_ports:
+            given = request.headers.get(TRAFFIC_HEADER.decode(), "")
+            if not self._tokens.matches(sandbox.id, given, "traffic"):
+                raise HTTPException(403, "Sandbox is secured with traffic access token. It is missing or invalid")
+
+    async def _record(self, request: Request, tenant: Tenant, sandbox: Sandbox) -> None:
+        """Write to the audit log what changes something. It is known by which sandbox's token, not by which key."""
+        action = _RECORDED.get((request.method, request.scope["path"]))
+        if action is None:
+            return
+        client = request.scope.get("client")
+        await self._server.audit.record(
+            AuditEvent(
+                request_id=request_id(request.scope),
+                tenant=tenant.name,
+                client=client[0] if client else None,
+                action=action,
+                resource=f"sandboxes/{sandbox.name}",
+                status=200,
+            )
+        )
+
+    async def _answer(self, request: Request, sandbox: Sandbox) -> Response:
+        path, method = request.scope["path"], request.method
+        if path == FILES_PATH and method in ("GET", "HEAD"):
+            return await self._files.read(request, sandbox)
+        if path == FILES_PATH and method == "POST":
+            return await self._files.write(request, sandbox)
+        if path == "/envs" and method == "GET":
+            return await self._files.envs(request, sandbox)
+        if path == "/metrics" and method == "GET":
+            return await self._files.metrics(request, sandbox)
+        raise HTTPException(501, f"{method} {path[:256]} is not supported by this server")
+
+    async def _serve_signed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A file's URL that names no sandbox: the one whose token it was signed with."""
+        request = Request(scope, receive)
+        try:
+            id = await self._signer(request)
+        except (AtollError, HTTPException) as error:
+            await _envd_answer(error, request)(scope, receive, send)
+            return
+        await self._serve_sandbox(SandboxTarget(public_id(id), ENVD_PORT), scope, receive, send)
+
+    async def _signer(self, request: Request) -> str:
+        signature = self._files.signature(request)
+        ids = await anyio.to_thread.run_sync(self._server.sandbox_ids)
+        id = next((each for each in ids if self._tokens.signed(each, signature)), None)
+        if id is None:
+            raise HTTPException(401, "invalid signature")
+        return id
+
+
+def target_of(scope: Scope) -> SandboxTarget | None:
+    """What a request names by its headers or its host name. None: no sandbox."""
+    headers = Headers(scope=scope)
+    if (named := headers.get(ID_HEADER)) is not None:
+        port = headers.get(PORT_HEADER, str(ENVD_PORT))
+        return SandboxTarget(named, int(port) if port.isdecimal() and len(port) <= 5 else 0)
+    return host_target(headers.get("host", "").encode("latin-1"))
+
+
+def _proxied(target: SandboxTarget, message: str) -> JSONResponse:
+    return JSONResponse(proxy_answer(target, message), 502)
+
+
+def _envd_answer(error: AtollError | RpcError | HTTPException, request: Request) -> JSONResponse:
+    """An error of a sandbox's own plane, over plain HTTP."""
+    if isinstance(error, RpcError):
+        error = HTTPException(401 if error.code == "unauthenticated" else 400, error.message)
+    elif isinstance(error, UserNotFound):
+        error = HTTPException(401, error.message)
+    if isinstance(error, HTTPException):
+        return JSONResponse({"code": error.status_code, "message": str(error.detail)}, error.status_code)
+    return error_response(error, request)
+
+
+def _rest() -> list[Route]:
+    """Paths of E2B's control plane that nothing here answers: they say so, to those who have a key."""
+    refuse = not_supported("this call is")
+    return [
+        route("/{path:path}", method, "unsupported", "sandboxes:read", refuse)
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+    ]
