@@ -114,6 +114,7 @@ if TYPE_CHECKING:
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
+        TooManyProcesses as TooManyProcesses,
         Unauthenticated as Unauthenticated,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
@@ -231,8 +232,8 @@ _HOMES = {
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound ProjectConflict
         QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists SandboxNotFound
-        SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError Unauthenticated
-        Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound TooManyProcesses ToolCallError
+        Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits

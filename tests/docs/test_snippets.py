@@ -163,8 +163,8 @@ def test_public_names_are_exactly_these() -> None:
     RateLimited RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
     SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
     ServerUnavailable Settings StorageInfo StoredApprovals SystemProcess TaskEvent Tasks TenantExists TenantNotFound
-    TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry ToolResult
-    ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume
+    TextEvent ThinkingEvent Tokens TooManyProcesses Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry
+    ToolResult ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume
     VolumeExists VolumeNotFound VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools connect export
     generate_text open sprite_tools workspace_tools
 """.split()

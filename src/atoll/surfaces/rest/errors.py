@@ -53,6 +53,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "runtime_unavailable": 422,
     "unenforceable": 422,
     "port_refused": 409,
+    "too_many_processes": 409,
     "code_session_busy": 409,
     "sandbox_died": 502,
     "guest_protocol_error": 502,
