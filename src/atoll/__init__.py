@@ -119,6 +119,7 @@ if TYPE_CHECKING:
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
+        TooManyProcesses as TooManyProcesses,
         Unauthenticated as Unauthenticated,
         Unenforceable as Unenforceable,
         UserNotFound as UserNotFound,
@@ -237,7 +238,8 @@ _HOMES = {
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound
         ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists
-        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound ToolCallError
+        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
+        TooManyProcesses ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import anyio
 import pytest
@@ -24,6 +24,7 @@ from atoll import Capabilities, DiskFull, Engine, InvalidRequest, Limits, Mount,
 from atoll.contract.model import RuntimeName
 from atoll.runtime.state.checkpoints import Checkpoints
 from atoll.runtime.state.store import StateStore
+from atoll.runtime.state.volumes import VolumeStore
 from atoll.testing.leaks import BOUND_S, Ledger
 from atoll.testing.waiting import eventually
 
@@ -180,7 +181,7 @@ async def test_a_volume_has_a_size_which_all_its_sandboxes_share(
         assert (await other.exec("head -c 20M /dev/zero > own")).ok
         assert (await one.exec("rm -f filling more && sync")).ok
         assert await fill(one, LIMIT // 2) == (LIMIT // 2, 0)
-    assert stored.volumes.sizes() == {"small": LIMIT}
+    assert cast("VolumeStore", stored.volumes).sizes() == {"small": LIMIT}
     volume = await stored.volumes.get("small")
     assert (volume.size_bytes, volume.used_bytes >= LIMIT // 2) == (LIMIT, True)
     with pytest.raises(InvalidRequest, match="1 volumes"):

@@ -151,23 +151,23 @@ def test_public_names_are_exactly_these() -> None:
     names = """
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalNotFound ApprovalRequest Approver
     ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded BundleFailed
-    BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor
-    CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound CreateOptions
-    DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure
-    ExecutionResult Exited ExportResult FetchFailed FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult
-    GuestProtocolError GuestUnresponsive History IdempotencyMismatch ImageInfo ImageNotFound ImageStore
-    ImageUnavailable Images Input InvalidRequest KeyNotFound LaunchFailed Limits Listener Match ModelFailed
-    ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown Output PathExists
-    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
-    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
+    BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children
+    CodeAudit CodeConfig CodeExecutor CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict
+    ConversationNotFound CreateOptions DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult
+    ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult FetchFailed FileChange FileEntry FileError
+    FileStat Files Forbidden Gap GcResult GuestProtocolError GuestUnresponsive History IdempotencyMismatch ImageInfo
+    ImageNotFound ImageStore ImageUnavailable Images Input InvalidRequest KeyNotFound LaunchFailed Limits Listener
+    Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown Output
+    PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions
+    PooledSandbox PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
     ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy QuotaExceeded
     RateLimited RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
     SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
-    ServerUnavailable Settings StorageInfo StoredApprovals SystemProcess TaskEvent Tasks TenantExists
-    TenantNotFound TextEvent ThinkingEvent Tokens Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry
-    ToolResult ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound
-    Volume VolumeExists VolumeNotFound VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools connect
-    export generate_text open sprite_tools workspace_tools
+    ServerUnavailable Settings StorageInfo StoredApprovals SystemProcess TaskEvent Tasks TenantExists TenantNotFound
+    TextEvent ThinkingEvent Tokens TooManyProcesses Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry
+    ToolResult ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume
+    VolumeExists VolumeNotFound VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools connect export
+    generate_text open sprite_tools workspace_tools
 """.split()
     assert sorted(atoll.__all__) == sorted(names)
     for name in names:

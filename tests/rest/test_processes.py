@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -102,6 +104,48 @@ async def test_a_terminal_is_resized_and_signalled_by_number(client: httpx2.Asyn
                     assert (await client.post(f"{path}/signal", json={"signal": 10})).status_code == 204
     assert seen.endswith("got usr1\r\n")
     assert (await client.get(path)).json()["exit_code"] == 6
+
+
+async def test_what_needs_one_process_too_many_is_refused(client: httpx2.AsyncClient) -> None:
+    made = await client.post("/api/v1/sandboxes", json={"name": "crowded", "limits": {"pids": 24}})
+    assert made.status_code == 201, made.text
+    spawn = {"command": ["sleep", "60"]}
+    spawned = [await client.post("/api/v1/sandboxes/crowded/processes", json=spawn) for _ in range(24)]
+    executed = await client.post("/api/v1/sandboxes/crowded/exec", json=spawn)
+    for answer in (spawned[-1], executed):
+        assert (answer.status_code, answer.json()["code"]) == (409, "too_many_processes"), answer.text
+    assert (await client.delete("/api/v1/sandboxes/crowded")).status_code == 204
+
+
+async def test_input_reaches_a_process_with_a_long_command_line(client: httpx2.AsyncClient, box: str) -> None:
+    path = await _spawn(client, box, "read line; echo got $line # " + "x" * 200_000, stdin=True)
+    assert (await client.post(f"{path}/stdin", content=b"it\n", params={"eof": "true"})).status_code == 204
+    assert (await client.get(f"{path}/wait")).json()["exit_code"] == 0
+    assert (await _output(client, path))[0]["data"]["text"] == "got it\n"
+
+
+async def test_one_request_at_a_time_writes_to_a_process(client: httpx2.AsyncClient, box: str) -> None:
+    path = await _spawn(client, box, "read line; echo $line; sleep 60", stdin=True)
+
+    async def never_ending() -> AsyncIterator[bytes]:
+        yield b"first\n"
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(client.post, f"{path}/stdin", content=never_ending()))
+        with anyio.fail_after(20):
+            while not await _output(client, path, params={"follow": "false"}):
+                pass
+        busy = await client.post(f"{path}/stdin", content=b"second")
+        assert (busy.status_code, busy.json()["code"]) == (409, "conflict")
+        tasks.cancel_scope.cancel()
+    assert (await client.delete(path)).status_code == 204
+
+
+async def test_the_last_signal_is_sent(client: httpx2.AsyncClient, box: str) -> None:
+    path = await _spawn(client, box, "exec sleep 60")
+    assert (await client.post(f"{path}/signal", json={"signal": 64})).status_code == 204
+    assert (await client.get(f"{path}/wait")).json()["exit_code"] == 192
 
 
 async def test_a_process_that_takes_no_input_or_is_gone_says_so(client: httpx2.AsyncClient, box: str) -> None:

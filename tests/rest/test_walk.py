@@ -181,6 +181,17 @@ async def test_no_list_shows_what_another_tenant_has(
     assert not [id for id in owner.everything() if id in answer.text]
 
 
+@pytest.mark.parametrize(("method", "path"), [each[:2] for each in OPERATIONS])
+async def test_no_operation_of_another_tenant_can_be_asked_for(
+    stranger: httpx2.AsyncClient, owner: Owner, method: str, path: str
+) -> None:
+    """The header Atoll-Tenant is looked at before all else. Only a key of the server may name another."""
+    path = re.sub(r"{\w+}", owner.ids["sandbox"][0], path)
+    for named, status, code in (("owner", 403, "forbidden"), ("Not a name", 400, "invalid_request")):
+        answer = await stranger.request(method, path, headers={"Atoll-Tenant": named})
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -52,6 +52,7 @@
     ├── ToolCallError               a call of a registered tool failed, or was refused
     ├── DatabaseUnavailable         (ConnectionError)   the server's database does not answer; it may be retried
     ├── PortRefused                 (ConnectionRefusedError)  nothing listens there, inside
+    ├── TooManyProcesses            (BlockingIOError)   the sandbox runs as many as its limits allow
     └── FileError                   (OSError)           a file operation inside failed
         ├── PathNotFound            (FileNotFoundError)
         ├── PathExists              (FileExistsError)
@@ -448,6 +449,11 @@ class DatabaseUnavailable(AtollError, ConnectionError):
 
 class PortRefused(AtollError, ConnectionRefusedError):
     code = "port_refused"
+
+
+class TooManyProcesses(AtollError, BlockingIOError):
+    code = "too_many_processes"
+    retryable = True
 
 
 class FileError(AtollError, OSError):

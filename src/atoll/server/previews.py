@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 import sqlalchemy as sa
 
 from atoll.contract.errors import SandboxDied, SandboxNotFound
@@ -76,6 +77,7 @@ class ServerPreviews:
         self._exposed: dict[str, ExposedPort] = {}
         self._of: dict[tuple[str, str, int], str] = {}
         """The label of each, by tenant, id of the sandbox, and port."""
+        self._exposing = anyio.Lock()
         self.address = PreviewAddress()
         self.on_request: Callable[[], Headers] = list
         """Called for each request of a preview. Gives headers that its response gets."""
@@ -95,30 +97,36 @@ class ServerPreviews:
             DatabaseUnavailable: the database does not answer.
         """
         check_port(port, wait_s)
-        label = self._of.get((namespace, sandbox.id, port))
-        if label is None:
-            candidate = self._make(namespace, sandbox.id, sandbox.name, port, secrets.token_urlsafe(24))
-            if wait_s > 0:
-                await wait_listening(candidate, wait_s)
-            label = label_of(namespace, sandbox.name, port)
-            stale = (table.c.tenant == namespace) & (table.c.sandbox == sandbox.name) & (table.c.port == port)
-            async with self._database.write(durable=True) as connection:
-                await connection.execute(sa.delete(table).where(stale))
-                await connection.execute(
-                    sa.insert(table).values(
-                        tenant=namespace,
-                        sandbox_id=sandbox.id,
-                        sandbox=sandbox.name,
-                        port=port,
-                        token=candidate.preview.token,
-                        created_at=datetime.now(UTC),
-                    )
-                )
-            self._forget(label)
-            self._remember(namespace, sandbox.id, sandbox.name, port, candidate.preview.token)
-        elif wait_s > 0:
-            await wait_listening(self._exposed[label], wait_s)
-        return self._shown(label)
+        key = (namespace, sandbox.id, port)
+        if wait_s > 0:
+            known = self._of.get(key)
+            await wait_listening(
+                self._exposed[known] if known else self._make(*key[:2], sandbox.name, port, ""), wait_s
+            )
+        async with self._exposing:  # of requests at the same time, the first makes the URL of all
+            label = self._of.get(key)
+            if label is None:
+                token = secrets.token_urlsafe(24)
+                await self._store(namespace, sandbox, port, token)
+                label = label_of(namespace, sandbox.name, port)
+                self._forget(label)
+                self._remember(namespace, sandbox.id, sandbox.name, port, token)
+            return self._shown(label)
+
+    async def _store(self, tenant: str, sandbox: SandboxInfo, port: int, token: str) -> None:
+        """In the place of one that an earlier sandbox of this name had."""
+        stale = (table.c.tenant == tenant) & (table.c.sandbox == sandbox.name) & (table.c.port == port)
+        row = {
+            "tenant": tenant,
+            "sandbox_id": sandbox.id,
+            "sandbox": sandbox.name,
+            "port": port,
+            "token": token,
+            "created_at": datetime.now(UTC),
+        }
+        async with self._database.write(durable=True) as connection:
+            await connection.execute(sa.delete(table).where(stale))
+            await connection.execute(sa.insert(table).values(row))
 
     async def list(self, namespace: str, sandbox: SandboxInfo | None = None) -> list[Preview]:
         """The previews of a tenant, or of one of its sandboxes, by sandbox and port."""

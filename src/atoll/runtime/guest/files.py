@@ -38,6 +38,7 @@ from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, 
 from atoll.runtime.guest import copying, regex
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import name_user
+from atoll.runtime.guest.process_end import too_many_processes
 from atoll.runtime.guest.stream import ResultLimit, Stream
 
 MAX_READ_BYTES = 256 * 1024 * 1024
@@ -699,6 +700,8 @@ def _error(op: Op, problem: Problem, path: str, user: str) -> AtollError:
     if op is Op.GREP and problem.number == errno.EINVAL and problem.about != path:  # else the path is no regular file
         return InvalidRequest(f"the pattern is not a regular expression: {problem.about or problem.words}")
     number = problem.number
+    if number == errno.EAGAIN and problem.about == "starting a worker":
+        return too_many_processes(f"{path}: what works on files could not be started")
     text = f"{path}: {problem.words}"
     if problem.about and problem.about != path:
         text += f" ({problem.about})"

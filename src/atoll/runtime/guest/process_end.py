@@ -18,6 +18,7 @@ from atoll.contract.errors import (
     GuestUnresponsive,
     InvalidRequest,
     SandboxError,
+    TooManyProcesses,
     UserNotFound,
 )
 from atoll.contract.protocol import Action, Fields, Problem, Tag, encode_fields
@@ -109,6 +110,12 @@ def encode_tree_kill(result: Fields) -> bytes | None:
     return encode_fields(((Tag.PROC, result.integer(Tag.PROC)), (Tag.SIGNAL, SIGKILL), (Tag.TREE, 1)))
 
 
+def too_many_processes(what: str) -> TooManyProcesses:
+    return TooManyProcesses(
+        f"{what}: the sandbox runs as many processes as it may; end some, or raise its limit of pids"
+    )
+
+
 def _start_error(problem: Problem, request: ExecRequest) -> AtollError:
     command, cwd, user = request.command, request.cwd, request.user
     what = command if isinstance(command, str) else " ".join(command)
@@ -120,6 +127,8 @@ def _start_error(problem: Problem, request: ExecRequest) -> AtollError:
         return SandboxError(f"{what!r} was cancelled before it ended, so how it ended is not known")
     if problem.no_such_user:
         return UserNotFound(user)
+    if number == errno.EAGAIN:
+        return too_many_processes(f"{what!r} could not be started")
     if number in FILE_ERRORS and cwd is not None:
         return FILE_ERRORS[number](f"{cwd}: cannot be the working directory: {problem.words}", number=number, path=cwd)
     if number == errno.EINVAL:

@@ -54,6 +54,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "runtime_unavailable": 422,
     "unenforceable": 422,
     "port_refused": 409,
+    "too_many_processes": 409,
     "code_session_busy": 409,
     "budget_exceeded": 403,
     "model_failed": 502,
