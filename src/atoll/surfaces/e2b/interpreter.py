@@ -310,7 +310,7 @@ def _bash_variables(env: dict[str, str]) -> tuple[str, str]:
 _VARIABLES = {"python": _python_variables, "javascript": _javascript_variables, "bash": _bash_variables}
 
 
-# ----------------------------------------------------------------------------------------------------------- translation
+# ---------------------------------------------------------------------------------------------------------- translation
 
 
 def _language(name: str | None) -> LanguageName:
