@@ -20,6 +20,7 @@ from bench import (
     code,
     commands,
     creation,
+    e2b,
     egress,
     files,
     forks,
@@ -62,6 +63,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "mcp": mcp.measure,
     "code": code.measure,
     "server": server.measure,
+    "e2b": e2b.measure,
     "startup": startup.measure,
 }
 
