@@ -20,6 +20,7 @@ from bench import (
     code,
     commands,
     creation,
+    e2b,
     egress,
     files,
     forks,
@@ -66,6 +67,7 @@ SUBJECTS: dict[str, Callable[[Lab], Awaitable[Section]]] = {
     "server": server.measure,
     "platform": platform.measure,
     "reactive": reactive.measure,
+    "e2b": e2b.measure,
     "startup": startup.measure,
 }
 

@@ -71,7 +71,7 @@ _CODES: Mapping[str, str] = {
 }
 """Of Atoll's errors. One that is not here is `invalid_argument` if the caller can change it, else `internal`."""
 _BY_STATUS: Mapping[int, str] = {400: "invalid_argument", 404: "not_found", 501: "unimplemented"}
-Message = dict[str, Any]
+RpcMessage = dict[str, Any]
 Parsed = TypeVar("Parsed", bound=E2bBody)
 
 
@@ -97,18 +97,18 @@ class RpcCall:
     """After so long without an event, one is sent that says nothing."""
 
 
-Unary = Callable[[RpcCall, bytes], Awaitable[Message]]
-ServerStream = Callable[[RpcCall, bytes], AsyncGenerator[Message, None]]
-ClientStream = Callable[[RpcCall, AsyncIterator[bytes]], Awaitable[Message]]
+RpcUnary = Callable[[RpcCall, bytes], Awaitable[RpcMessage]]
+RpcServerStream = Callable[[RpcCall, bytes], AsyncGenerator[RpcMessage, None]]
+RpcClientStream = Callable[[RpcCall, AsyncIterator[bytes]], Awaitable[RpcMessage]]
 
 
 @dataclass(frozen=True)
 class RpcMethods:
     """The methods of a service, by their paths."""
 
-    unary: Mapping[str, Unary]
-    streams: Mapping[str, ServerStream]
-    client_streams: Mapping[str, ClientStream]
+    unary: Mapping[str, RpcUnary]
+    streams: Mapping[str, RpcServerStream]
+    client_streams: Mapping[str, RpcClientStream]
 
     def __or__(self, other: RpcMethods) -> RpcMethods:
         return RpcMethods(
@@ -211,7 +211,7 @@ def rpc_error(error: Exception, request_id: str) -> RpcError:
     return RpcError(code or ("internal" if answer.status_code >= 500 else "invalid_argument"), said["message"])
 
 
-def frame(message: Message, flag: int = 0) -> bytes:
+def frame(message: RpcMessage, flag: int = 0) -> bytes:
     data = json.dumps(message, separators=(",", ":")).encode()
     return struct.pack(">BI", flag, len(data)) + data
 
@@ -220,12 +220,12 @@ def frame(message: Message, flag: int = 0) -> bytes:
 
 
 async def _stream(
-    method: ServerStream, call: RpcCall, message: bytes | RpcError, scope: Scope, receive: Receive, send: Send
+    method: RpcServerStream, call: RpcCall, message: bytes | RpcError, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Send what a method yields. A client that leaves cancels it."""
     headers = [(b"content-type", STREAM_TYPE.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    last: Message = {}
+    last: RpcMessage = {}
     with anyio.CancelScope() as cancelling:
 
         async def watch() -> None:

@@ -20,7 +20,7 @@ from atoll.contract.errors import AtollError, FileError, PathNotDirectory, PathN
 from atoll.contract.model import FileChange, FileStat
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.e2b.accounts import ROOT, Accounts, SandboxAccounts, as_user
-from atoll.surfaces.e2b.connect import Message, RpcCall, RpcError, RpcMethods, next_or_ping, parse
+from atoll.surfaces.e2b.connect import RpcCall, RpcError, RpcMessage, RpcMethods, next_or_ping, parse
 from atoll.surfaces.e2b.control import E2bBody
 from atoll.tools.tool import readable
 
@@ -70,7 +70,7 @@ class _Watcher:
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
-        self.events: deque[Message] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[RpcMessage] = deque(maxlen=MAX_EVENTS)
         self.task: asyncio.Task[None] | None = None
         self.failure: AtollError | RpcError | None = None
 
@@ -106,11 +106,11 @@ class FilesystemService:
 
     # ---------------------------------------------------------------------------------------------------- names
 
-    async def _stat(self, call: RpcCall, body: bytes) -> Message:
+    async def _stat(self, call: RpcCall, body: bytes) -> RpcMessage:
         path = await self._accounts.resolve(call.sandbox, parse(PathRequest, body).path, call.user)
         return {"entry": await self.entry(call.sandbox, path, call.user)}
 
-    async def _make_dir(self, call: RpcCall, body: bytes) -> Message:
+    async def _make_dir(self, call: RpcCall, body: bytes) -> RpcMessage:
         files = call.sandbox.files
         path = await self._accounts.resolve(call.sandbox, parse(PathRequest, body).path, call.user)
         try:
@@ -143,7 +143,7 @@ class FilesystemService:
 
         await as_user(user, make)
 
-    async def _move(self, call: RpcCall, body: bytes) -> Message:
+    async def _move(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(MoveRequest, body)
         source, target = [
             await self._accounts.resolve(call.sandbox, each, call.user) for each in (wanted.source, wanted.destination)
@@ -154,18 +154,18 @@ class FilesystemService:
         await as_user(call.user, lambda user: files.rename(source, target, user=user))
         return {"entry": await self.entry(call.sandbox, target, call.user)}
 
-    async def _remove(self, call: RpcCall, body: bytes) -> Message:
+    async def _remove(self, call: RpcCall, body: bytes) -> RpcMessage:
         path = await self._accounts.resolve(call.sandbox, parse(PathRequest, body).path, call.user)
         files = call.sandbox.files
         await as_user(call.user, lambda user: files.remove(path, recursive=True, missing_ok=True, user=user))
         return {}
 
-    async def _list_dir(self, call: RpcCall, body: bytes) -> Message:
+    async def _list_dir(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(ListRequest, body)
         path = await self._accounts.resolve(call.sandbox, wanted.path, call.user)
         files = call.sandbox.files
         accounts = await self._accounts.of(call.sandbox)
-        shown: list[Message] = []
+        shown: list[RpcMessage] = []
         ahead = [(path, 1)]
         while ahead:
             directory, depth = ahead.pop()
@@ -185,7 +185,7 @@ class FilesystemService:
 
     # ------------------------------------------------------------------------------------------------ attributes
 
-    async def entry(self, sandbox: Sandbox, path: str, user: str | None) -> Message:
+    async def entry(self, sandbox: Sandbox, path: str, user: str | None) -> RpcMessage:
         """What is at a path.
 
         Raises:
@@ -196,7 +196,7 @@ class FilesystemService:
 
     async def _shown(
         self, sandbox: Sandbox, path: str, found: FileStat, user: str | None, accounts: Accounts
-    ) -> Message:
+    ) -> RpcMessage:
         """A symlink has the type of what it leads to, if that is there."""
         kind, extra = found.kind, {}
         if found.kind == "symlink":
@@ -222,7 +222,7 @@ class FilesystemService:
 
     # --------------------------------------------------------------------------------------------------- watches
 
-    async def _watch_dir(self, call: RpcCall, body: bytes) -> AsyncGenerator[Message, None]:
+    async def _watch_dir(self, call: RpcCall, body: bytes) -> AsyncGenerator[RpcMessage, None]:
         wanted = parse(WatchRequest, body)
         path = await self._directory(call, wanted.path)
         async with call.sandbox.files.watch(path, recursive=wanted.recursive, user=call.user) as changes:
@@ -237,7 +237,7 @@ class FilesystemService:
                 elif (event := await self._event(call, path, change, wanted)) is not None:
                     yield {"filesystem": event}
 
-    async def _create_watcher(self, call: RpcCall, body: bytes) -> Message:
+    async def _create_watcher(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(WatchRequest, body)
         path = await self._directory(call, wanted.path)
         if sum(each.sandbox_id == call.sandbox.id for each in self._watchers.values()) >= MAX_WATCHERS:
@@ -263,7 +263,7 @@ class FilesystemService:
         self._watchers[id] = watcher
         return {"watcherId": id}
 
-    async def _watcher_events(self, call: RpcCall, body: bytes) -> Message:
+    async def _watcher_events(self, call: RpcCall, body: bytes) -> RpcMessage:
         watcher = self._watcher(call, parse(WatcherRequest, body).watcher_id)
         events = [*watcher.events]
         watcher.events.clear()
@@ -271,7 +271,7 @@ class FilesystemService:
             raise watcher.failure
         return {"events": events}
 
-    async def _remove_watcher(self, call: RpcCall, body: bytes) -> Message:
+    async def _remove_watcher(self, call: RpcCall, body: bytes) -> RpcMessage:
         id = parse(WatcherRequest, body).watcher_id
         watcher = self._watcher(call, id)
         if watcher.task is not None:
@@ -292,11 +292,11 @@ class FilesystemService:
             raise RpcError("invalid_argument", f"path {absolute} not a directory")
         return absolute
 
-    async def _event(self, call: RpcCall, path: str, change: FileChange, wanted: WatchRequest) -> Message | None:
+    async def _event(self, call: RpcCall, path: str, change: FileChange, wanted: WatchRequest) -> RpcMessage | None:
         type = _CHANGES.get(change.change)
         if type is None or not change.path:
             return None
-        event: Message = {"name": readable(change.path), "type": type}
+        event: RpcMessage = {"name": readable(change.path), "type": type}
         if wanted.include_entry and change.change not in ("deleted", "moved_from"):
             with suppress(FileError):  # it is gone again
                 event["entry"] = await self.entry(call.sandbox, posixpath.join(path, change.path), call.user)

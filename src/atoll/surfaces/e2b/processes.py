@@ -28,7 +28,7 @@ from atoll.contract.errors import AtollError, PathNotDirectory, PathNotFound, Pr
 from atoll.contract.model import Exited, Output, ProcessInfo
 from atoll.runtime.guest.process import Process
 from atoll.runtime.sandbox import Sandbox
-from atoll.surfaces.e2b.connect import Message, RpcCall, RpcError, RpcMethods, next_or_ping, parse
+from atoll.surfaces.e2b.connect import RpcCall, RpcError, RpcMessage, RpcMethods, next_or_ping, parse
 from atoll.surfaces.e2b.control import E2bBody
 from atoll.surfaces.e2b.record import E2bRecord
 from atoll.surfaces.e2b.tokens import public_id
@@ -37,7 +37,7 @@ SERVICE = "/process.Process"
 MAX_KNOWN = 10_000
 """Commands whose arguments are remembered, of all sandboxes."""
 _NEW_ONLY = 2**53
-_KEEPALIVE: Message = {"event": {"keepalive": {}}}
+_KEEPALIVE: RpcMessage = {"event": {"keepalive": {}}}
 _SIGNALS = {"SIGNAL_SIGTERM": signals.SIGTERM, "SIGNAL_SIGKILL": signals.SIGKILL}
 _SIGNAL_WORDS: dict[int, str] = {
     signals.SIGHUP: "hangup",
@@ -163,7 +163,7 @@ class ProcessService:
 
     # ---------------------------------------------------------------------------------------------------- start
 
-    async def _start(self, call: RpcCall, body: bytes) -> AsyncGenerator[Message, None]:
+    async def _start(self, call: RpcCall, body: bytes) -> AsyncGenerator[RpcMessage, None]:
         wanted = parse(StartRequest, body)
         config, sandbox = wanted.process, call.sandbox
         if not config.cmd:
@@ -211,7 +211,7 @@ class ProcessService:
 
     async def _events(
         self, process: Process, known: _KnownCommand | None, call: RpcCall, *, is_own: bool
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[RpcMessage, None]:
         """What happens to a command. When its reader leaves, it goes on."""
         is_terminal = known is not None and known.is_terminal
         # The time-out of a command is a timer of its own, which kills it; that of `Connect` ends the stream only.
@@ -243,7 +243,7 @@ class ProcessService:
 
     # -------------------------------------------------------------------------------------------------- connect
 
-    async def _connect(self, call: RpcCall, body: bytes) -> AsyncGenerator[Message, None]:
+    async def _connect(self, call: RpcCall, body: bytes) -> AsyncGenerator[RpcMessage, None]:
         wanted = parse(SelectedRequest, body).process
         info = await self._find(call.sandbox, wanted)
         known = self._known.get((call.sandbox.id, info.id))
@@ -275,20 +275,20 @@ class ProcessService:
 
     # ---------------------------------------------------------------------------------------------------- unary
 
-    async def _list(self, call: RpcCall, _body: bytes) -> Message:
+    async def _list(self, call: RpcCall, _body: bytes) -> RpcMessage:
         shown = []
         for each in await call.sandbox.processes():
             if each.exit_code is not None:
                 continue
             known = self._known.get((call.sandbox.id, each.id))
             config = known.config if known is not None else ProcessConfig(cmd=each.command)
-            entry: Message = {"pid": each.pid, "config": config.model_dump(exclude_none=True)}
+            entry: RpcMessage = {"pid": each.pid, "config": config.model_dump(exclude_none=True)}
             if known is not None and known.tag is not None:
                 entry["tag"] = known.tag
             shown.append(entry)
         return {"processes": shown}
 
-    async def _update(self, call: RpcCall, body: bytes) -> Message:
+    async def _update(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(UpdateRequest, body)
         info = await self._find(call.sandbox, wanted.process, runs=True)
         if wanted.pty is not None and wanted.pty.size is not None:
@@ -297,13 +297,13 @@ class ProcessService:
                 await process.resize(size.rows, size.cols)
         return {}
 
-    async def _send_input(self, call: RpcCall, body: bytes) -> Message:
+    async def _send_input(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(SendInputRequest, body)
         info = await self._find(call.sandbox, wanted.process, runs=True)
         await self._write(call.sandbox, info.id, _input(wanted.input))
         return {}
 
-    async def _send_signal(self, call: RpcCall, body: bytes) -> Message:
+    async def _send_signal(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(SignalRequest, body)
         signal = _SIGNALS.get(wanted.signal)
         if signal is None:
@@ -312,12 +312,12 @@ class ProcessService:
         await call.sandbox.kill(info.id, signal, tree=signal == signals.SIGKILL)
         return {}
 
-    async def _close_stdin(self, call: RpcCall, body: bytes) -> Message:
+    async def _close_stdin(self, call: RpcCall, body: bytes) -> RpcMessage:
         info = await self._find(call.sandbox, parse(SelectedRequest, body).process, runs=True)
         await self._write(call.sandbox, info.id, None)
         return {}
 
-    async def _stream_input(self, call: RpcCall, messages: AsyncIterator[bytes]) -> Message:
+    async def _stream_input(self, call: RpcCall, messages: AsyncIterator[bytes]) -> RpcMessage:
         id: int | None = None
         async for body in messages:
             wanted = parse(StreamInputRequest, body)
@@ -366,9 +366,9 @@ def _input(body: ProcessInputBody) -> bytes:
         raise RpcError("invalid_argument", "the input is not base64") from None
 
 
-def _end(event: Exited) -> Message:
+def _end(event: Exited) -> RpcMessage:
     if event.signal is not None:
         word = _SIGNAL_WORDS.get(event.signal, f"signal {event.signal}")
         return {"exitCode": -1, "exited": False, "status": f"signal: {word}", "error": f"signal: {word}"}
-    end: Message = {"exitCode": event.exit_code, "exited": True, "status": f"exit status {event.exit_code}"}
+    end: RpcMessage = {"exitCode": event.exit_code, "exited": True, "status": f"exit status {event.exit_code}"}
     return end | ({"error": end["status"]} if event.exit_code else {})

@@ -85,9 +85,7 @@ class E2bSurface:
         self._rpc = self._processes.methods() | self._filesystem.methods()
         self._interpreter = CodeInterpreter(accounts)
         self._files = FileTransfer(self._tokens, accounts, self._filesystem)
-        self._control = Starlette(
-            routes=[*self._sandboxes.routes(), *SnapshotRoutes(self._sandboxes).routes(), *_rest()]
-        )
+        self._control = Starlette(routes=control_routes(self._tokens, self._sandboxes))
         self._control.state.server = server
 
     @property
@@ -280,10 +278,11 @@ def _envd_answer(error: AtollError | RpcError | HTTPException, request: Request)
     return error_response(error, request)
 
 
-def _rest() -> list[Route]:
-    """Paths of E2B's control plane that nothing here answers: they say so, to those who have a key."""
-    refuse = not_supported("this call is")
-    return [
-        route("/{path:path}", method, "unsupported", "sandboxes:read", refuse)
+def control_routes(tokens: SandboxTokens, sandboxes: SandboxRoutes | None = None) -> list[Route]:
+    """All routes of the control plane. The last say to those who have a key that there is no such call here."""
+    sandboxes = sandboxes or SandboxRoutes(tokens)
+    unsupported = [
+        route("/{path:path}", method, "unsupported", "sandboxes:read", not_supported("this call is"))
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
     ]
+    return [*sandboxes.routes(), *SnapshotRoutes(sandboxes).routes(), *unsupported]

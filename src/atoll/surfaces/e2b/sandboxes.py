@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -22,7 +23,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from atoll.contract.errors import CheckpointNotFound, Conflict, InvalidRequest, SandboxNotFound, Unenforceable
+from atoll.contract.errors import (
+    CheckpointNotFound,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    SandboxNotFound,
+    Unenforceable,
+)
 from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, SandboxInfo
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_inherited, check_network, check_ttl
@@ -417,9 +425,9 @@ async def find(caller: Caller, public: str, *, broken: bool = False) -> Sandbox:
     Raises:
         SandboxNotFound: there is none.
     """
-    id = sandbox_id(public)
-    if id is not None:
-        tenant, sandbox = await caller.server.find_sandbox(id)
+    # Whether there is none, or one of another tenant, looks the same.
+    with suppress(SandboxNotFound, Forbidden):
+        tenant, sandbox = await caller.server.find_sandbox(sandbox_id(public) or "")
         if tenant.name == caller.tenant.name:
             info = await describe_all(sandbox)
             if broken or info.status != "error":
