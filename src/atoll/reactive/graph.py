@@ -522,14 +522,17 @@ class Graph:
         """Do something when the graph ends, after all nodes have been disposed of."""
         self._at_end.append(function)
 
-    def in_background(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Do something that the end of the graph waits for, such as destroying a sandbox. What it raises is logged."""
+    def in_background(self, function: Callable[[], Awaitable[None]], *, delay_s: float | None = None) -> None:
+        """Do something that the end of the graph waits for, such as destroying a sandbox. What it raises is logged.
+
+        It is done after a moment, so that what waits for a result goes first; after `delay_s`, if that is given.
+        """
         self._background += 1
 
         async def run() -> None:
             try:
                 with anyio.CancelScope(shield=True):
-                    with anyio.move_on_after(_CLEANUP_DELAY_S):
+                    with anyio.move_on_after(_CLEANUP_DELAY_S if delay_s is None else delay_s):
                         await self._closed_soon.wait()
                     await function()
             except Exception:  # noqa: BLE001 - no caller waits for it

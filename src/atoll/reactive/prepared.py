@@ -1,17 +1,21 @@
-"""Sandboxes that are ready before a command runs again.
+"""Sandboxes for runs: made when one is needed, or before.
 
-Owns when one is made ahead of time, for which image and policy, and how many there are. Not here: warm pools
-(`runtime/lifecycle/warm_pool.py`), from which these come too, where there is one. Used by `builtins.py`.
+Owns when one is made ahead of time, for which image and policy, and how many are ready. Not here: warm pools
+(`runtime/lifecycle/warm_pool.py`), from which these come too, where there is one. Used by `builtins.py` and
+`sandboxes.py`.
 
 A node that has run twice will most likely run again: then a sandbox is created and connected to while nothing waits for
-it, and the next run only has to run its command. A graph has few of these, and destroys them when it ends.
+it, and the next run only has to run its command. Making one is not cancelled with the run that wanted it, because
+the newer run wants the same. A graph has few that are ready, and destroys them when it ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
+import asyncio
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
 
 from atoll.contract.errors import AtollError
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_PREPARED = 2
 """Sandboxes of a graph that are ready and unused."""
+_END_S = 2.0
+"""How long the end of a graph waits for sandboxes that are being made. An image that is fetched may take minutes."""
 
 
 class SandboxKind(NamedTuple):
@@ -36,8 +42,11 @@ class PreparedSandboxes:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._ready: OrderedDict[SandboxKind, Sandbox] = OrderedDict()
-        self._making: set[SandboxKind] = set()
+        self._ready: deque[tuple[SandboxKind, Sandbox]] = deque()
+        self._wanted: defaultdict[SandboxKind, deque[asyncio.Future[Sandbox]]] = defaultdict(deque)
+        self._making: Counter[SandboxKind] = Counter()
+        self._scopes: set[anyio.CancelScope] = set()
+        self._made = anyio.Event()
         graph.at_end(self._destroy_all)
 
     @classmethod
@@ -54,39 +63,90 @@ class PreparedSandboxes:
         Raises:
             What `Engine.create` raises.
         """
-        box = self._ready.pop(kind, None)
-        if box is not None:
+        if (box := self._pop(kind)) is not None:
             try:
                 await box.connect()  # it may have died meanwhile
-            except AtollError:
+            except BaseException as error:
                 self._graph.in_background(box.destroy)
-            except BaseException:
-                self._graph.in_background(box.destroy)
-                raise
+                if not isinstance(error, AtollError):
+                    raise
             else:
                 return box
-        return await self._graph.engine.create(image=kind.image, network=kind.network, ephemeral=True)
+        wanted: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
+        self._wanted[kind].append(wanted)
+        if self._making[kind] < len(self._wanted[kind]):
+            self._make(kind, delay_s=0)
+        try:
+            return await wanted
+        except asyncio.CancelledError:
+            if wanted.done() and not wanted.cancelled() and wanted.exception() is None:
+                self._put(kind, wanted.result())
+            raise
+        finally:
+            if wanted in self._wanted[kind]:
+                self._wanted[kind].remove(wanted)
 
     def prepare(self, kind: SandboxKind) -> None:
         """Have one of this kind ready, soon. What fails is left to the next run."""
-        if kind in self._making or kind in self._ready or self._graph.is_closing:
-            return
-        self._making.add(kind)
+        if not self._making[kind] and all(kind != each for each, _ in self._ready):
+            self._make(kind)
+
+    def _make(self, kind: SandboxKind, *, delay_s: float | None = None) -> None:
+        self._making[kind] += 1
 
         async def make() -> None:
-            with contextlib.suppress(AtollError, OSError):
-                if not self._graph.is_closing:
-                    box = await self._graph.engine.create(image=kind.image, network=kind.network, ephemeral=True)
-                    self._ready[kind] = box
-                    await box.connect()
-            self._making.discard(kind)
-            while len(self._ready) > MAX_PREPARED:
-                self._graph.in_background(self._ready.popitem(last=False)[1].destroy)
-            if self._graph.is_closing:
-                await self._destroy_all()
+            box: Sandbox | None = None
+            scope = anyio.CancelScope()
+            self._scopes.add(scope)
+            try:
+                with scope:
+                    if not self._graph.is_closing:
+                        box = await self._graph.engine.create(image=kind.image, network=kind.network, ephemeral=True)
+                        await box.connect()
+            except (AtollError, OSError) as error:
+                if box is not None:
+                    await box.destroy()
+                if (wanted := self._next_wanted(kind)) is not None:
+                    wanted.set_exception(error)
+            else:
+                if box is not None:
+                    self._put(kind, box)
+            finally:
+                self._scopes.discard(scope)
+                self._making[kind] -= 1
+                self._made.set()
 
-        self._graph.in_background(make)
+        self._graph.in_background(make, delay_s=delay_s)
+
+    def _put(self, kind: SandboxKind, box: Sandbox) -> None:
+        """Give a sandbox to a run that wants it, or keep it."""
+        if (wanted := self._next_wanted(kind)) is not None:
+            wanted.set_result(box)
+            return
+        self._ready.append((kind, box))
+        while len(self._ready) > (0 if self._graph.is_closing else MAX_PREPARED):
+            self._graph.in_background(self._ready.popleft()[1].destroy)
+
+    def _pop(self, kind: SandboxKind) -> Sandbox | None:
+        for number, (each, box) in enumerate(self._ready):
+            if each == kind:
+                del self._ready[number]
+                return box
+        return None
+
+    def _next_wanted(self, kind: SandboxKind) -> asyncio.Future[Sandbox] | None:
+        while self._wanted[kind]:
+            wanted = self._wanted[kind].popleft()
+            if not wanted.done():
+                return wanted
+        return None
 
     async def _destroy_all(self) -> None:
+        with anyio.move_on_after(_END_S):
+            while self._scopes:
+                self._made = anyio.Event()
+                await self._made.wait()
+        for scope in self._scopes:
+            scope.cancel()
         while self._ready:
-            await self._ready.popitem()[1].destroy()
+            await self._ready.popleft()[1].destroy()
