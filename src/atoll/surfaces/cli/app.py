@@ -58,6 +58,7 @@ HEADINGS = {
     "agent": "Models",
     "python": "Code that calls tools",
     "serve": "Server",
+    "bundle": "Agents of a server",
     "doctor": "This installation",
 }
 """The headings of the help, and the modules that they stand before."""
