@@ -24,7 +24,7 @@ _REDRAW_S = 0.1
 _SHOWN_OUTPUT_LINES = 3
 _MOST_LINES = 12
 
-commands = CommandModule("pattern", "Run reactive patterns, whose steps run again when inputs change.")
+commands = CommandModule("pattern", "Run reactive patterns: steps that follow changed inputs.")
 
 FileArgument = Annotated[
     str, Argument(metavar="FILE[:NAME]", help="A Python file, and which of its patterns.  [default: its only one]")

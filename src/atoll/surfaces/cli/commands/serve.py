@@ -133,9 +133,8 @@ async def _serve(context: CommandContext, loaded: LoadedSettings) -> int:
                 render.say(ready.url)
                 if key is not None:
                     render.say(f"The administrator's key, which is shown this once: {key}")
-                    render.say(
-                        f"Use it elsewhere: export ATOLL_URL={ready.url} ATOLL_API_KEY=KEY; API: {ready.url}/docs"
-                    )
+                    render.say(f"For commands elsewhere: export ATOLL_URL={ready.url} ATOLL_API_KEY=KEY")
+                    render.say(f"For programs: {ready.url}/docs")
                 if ready.authority is not None:
                     render.say(how_to_trust(ready.authority))
             sys.stdout.flush()
