@@ -230,10 +230,10 @@ _HOMES = {
     "atoll.contract.errors": """
         ApprovalNotFound ArchiveRefused AtollError BudgetExceeded CallerError CheckpointExists CheckpointNotFound
         CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound DatabaseUnavailable DiskFull
-        ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound
-        ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable
-        OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused
-        ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
+        ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
+        ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable
+        NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
+        PortRefused ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
         SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
         ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,

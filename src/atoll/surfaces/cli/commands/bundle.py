@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +90,7 @@ def check(
     context: CommandContext,
     source: SourceArgument,
     tool: Annotated[str | None, Option("--tool", metavar="NAME", help="Call this tool.")] = None,
-    args: Annotated[str | None, Option("--args", metavar="JSON", help="Its arguments.  [default: {}]")] = None,
+    args: Annotated[str | None, Option("--args", metavar="JSON", help="Its arguments.  [default: none]")] = None,
 ) -> Work:
     """Check that a bundle works, in a sandbox here.
 
@@ -206,6 +205,8 @@ def _archive(source: Path) -> Iterator[Path]:
             raise InvalidRequest(f"there is no {source}; name a directory with manifest.json, or an archive of one")
         yield source
         return
+    import tempfile
+
     from atoll.bundles.archive import pack
 
     with tempfile.NamedTemporaryFile(prefix="atoll-bundle-", suffix=".tgz") as file:
