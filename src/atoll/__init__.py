@@ -233,9 +233,10 @@ _HOMES = {
         ExecTimeout FetchFailed FileError Forbidden GuestProtocolError GuestUnresponsive IdempotencyMismatch
         ImageNotFound ImageUnavailable InvalidRequest KeyNotFound LaunchFailed ModelFailed ModelUnavailable
         NotCheckpointable OutcomeUnknown PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied
-        PortRefused ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError
-        SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
-        ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
+        PortRefused ProcessNotFound ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied
+        SandboxError SandboxExists SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists
+        TenantNotFound ToolCallError Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound
+        WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
