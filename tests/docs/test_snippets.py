@@ -151,7 +151,8 @@ def test_public_names_are_exactly_these() -> None:
     names = """
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalNotFound ApprovalRequest Approver
     ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded BundleFailed
-    BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor
+    BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children
+    CodeAudit CodeConfig CodeExecutor
     CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound CreateOptions
     DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure
     ExecutionResult Exited ExportResult FetchFailed FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult
