@@ -335,6 +335,11 @@ async def test_an_edited_module_is_loaded_before_the_next_call(workspace: Worksp
     broken = await call(workspace, "later")
     assert broken.is_error
     assert "the tool cannot be used: its module cannot be imported: SyntaxError" in broken.text
+    await box.files.write_text(path, "import os\nos._exit(9)")
+    results = await workspace.tools(TOOLS).handle_batch([("later", {})] * 3)
+    assert ["while it was imported, its process ended itself, with exit code 9" in each.text for each in results] == [
+        True
+    ] * 3
     await box.files.write_text(path, source)
     assert (await call(workspace, "later")).text == "later"
 

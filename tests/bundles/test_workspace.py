@@ -198,6 +198,19 @@ async def test_a_later_process_goes_on_with_the_same_instance(workspaces: MakeWo
     assert (await second.engine.get("later")).info.network == NetworkPolicy(allow="example.com")
 
 
+async def test_limits_that_cannot_be_changed_while_it_runs_make_a_new_sandbox(
+    workspaces: MakeWorkspace, bundle: BundleFile
+) -> None:
+    first, recorded = workspaces("limited", bundle)
+    await first.boot()
+    await first.aclose()
+    last = recorded.instances[-1]
+    second, _ = workspaces("limited", bundle, last=last, limits=Limits(open_files=200, memory_bytes=300 << 20))
+    assert (await second.boot()).external_id != last.external_id
+    limits = (await second.engine.get("limited")).info.limits
+    assert (limits.open_files, limits.memory_bytes) == (200, 300 << 20)
+
+
 async def test_an_instance_whose_process_was_killed_while_it_booted_has_failed(
     workspaces: MakeWorkspace, bundle: BundleFile
 ) -> None:

@@ -39,6 +39,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     SandboxError,
     SandboxNotFound,
+    Unenforceable,
     VolumeExists,
     VolumeNotFound,
 )
@@ -344,7 +345,11 @@ class Workspace:
             await self.engine.set_network(self.spec.sandbox, self.spec.network)
         wanted = self.engine.effective_limits(self.spec.limits, self._runtime)
         if sandbox.info.limits != wanted:
-            await self.engine.update(self.spec.sandbox, limits=wanted)
+            try:
+                await self.engine.update(self.spec.sandbox, limits=wanted)
+            except Unenforceable:  # not while it runs
+                await self._destroy_sandbox()
+                return None
         return sandbox
 
     async def _make(self, bundle: BundleFile) -> None:

@@ -434,6 +434,8 @@ class DispatchLoop:
         self.events = selectors.DefaultSelector()
         self.events.register(channel, selectors.EVENT_READ, self.hear)
         self.calls = {}
+        self.waiting = []
+        """Calls that came while tools are imported: whether they can be forked is not known yet."""
         self.control = self.template = None
         self.endings = {}
 
@@ -469,8 +471,11 @@ class DispatchLoop:
                     self.endings[self.template] = os.waitpid(self.template, 0)[1]
                 except OSError:  # it was waited for before
                     pass
-                why = ending(self.endings.get(self.template, 0))
-                self.errors.append({"tool": self.importing or "", "message": "while it was imported, " + why})
+                why = "while it was imported, " + ending(self.endings.get(self.template, 0))
+                self.errors.append({"tool": self.importing or "", "message": why})
+                failed, self.waiting = self.waiting, []
+                for message in failed:
+                    self.send({"t": "failed", "call": message["call"], "kind": "import", "message": why})
                 self.became_ready()
             return
         self.said += data
@@ -490,6 +495,9 @@ class DispatchLoop:
             nonce, self.nonce = self.nonce, None
             version = "{}.{}.{}".format(*sys.version_info[:3])
             self.send({"t": "ready", "nonce": nonce, "version": version, "errors": self.errors[:100]})
+        waiting, self.waiting = self.waiting, []
+        for message in waiting:
+            self.begin(message)
 
     def read_sources(self):
         """What tells an edited file from the one before: of all files of the tools, but not of caches."""
@@ -532,6 +540,9 @@ class DispatchLoop:
             self.end_template()  # its monitors go on
         if self.control is None:
             self.start_template()
+        if not self.ready:
+            self.waiting.append(message)
+            return
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         if self.threads:
@@ -575,6 +586,7 @@ class DispatchLoop:
 
     def end(self, number):
         """Forget a call. If it runs, its monitor sees the end of the connection, and kills it."""
+        self.waiting = [message for message in self.waiting if message["call"] != number]
         made = self.calls.pop(number, None)
         if made is not None:
             self.events.unregister(made.connection)
