@@ -152,7 +152,6 @@ def test_public_names_are_exactly_these() -> None:
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalNotFound ApprovalRequest Approver
     ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded BundleFailed
     BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children
-<<<<<<< HEAD
     CodeAudit CodeConfig CodeExecutor CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict
     ConversationNotFound CreateOptions DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult
     ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult FetchFailed FileChange FileEntry FileError
@@ -161,17 +160,6 @@ def test_public_names_are_exactly_these() -> None:
     Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown Output
     PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions
     PooledSandbox PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
-=======
-    CodeAudit CodeConfig CodeExecutor
-    CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict ConversationNotFound CreateOptions
-    DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult ExecTimeout ExecutionFailure
-    ExecutionResult Exited ExportResult FetchFailed FileChange FileEntry FileError FileStat Files Forbidden Gap GcResult
-    GuestProtocolError GuestUnresponsive History IdempotencyMismatch ImageInfo ImageNotFound ImageStore
-    ImageUnavailable Images Input InvalidRequest KeyNotFound LaunchFailed Limits Listener Match ModelFailed
-    ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown Output PathExists
-    PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions PooledSandbox
-    PortConnection PortRefused Preview Process ProcessEvent ProcessInfo ProcessInput ProcessNotFound
->>>>>>> bundles
     ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy QuotaExceeded
     RateLimited RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
     SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
