@@ -11,6 +11,51 @@ export class Operations extends Requests {
     return this.json<Answer<"audit_list", 200>>("GET", `/api/v1/audit`, options);
   }
 
+  /** Upload a bundle: a gzipped tar with `manifest.json` and `tools/`. It is checked to its last byte, and nothing of it is executed. The same bytes again are the same bundle. */
+  bundlesCreate(options: RawBody & RequestOptions): Promise<Answer<"bundles_create", 200>> {
+    return this.json<Answer<"bundles_create", 200>>("POST", `/api/v1/bundles`, options, "application/gzip");
+  }
+
+  /** Delete a bundle, its bytes, and what was built of it. One that a config uses is refused. */
+  bundlesDelete(bundle: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/bundles/${segment(bundle)}`, options);
+  }
+
+  /** One bundle: its manifest, and what models are told about its tools. */
+  bundlesGet(bundle: string, options?: RequestOptions): Promise<Answer<"bundles_get", 200>> {
+    return this.json<Answer<"bundles_get", 200>>("GET", `/api/v1/bundles/${segment(bundle)}`, options);
+  }
+
+  /** The bundles of the tenant, by id. */
+  bundlesList(options?: Query<"bundles_list"> & RequestOptions): Promise<Answer<"bundles_list", 200>> {
+    return this.json<Answer<"bundles_list", 200>>("GET", `/api/v1/bundles`, options);
+  }
+
+  /** Send a message to an agent, or the results of the calls that it waits for, and wait for its answer. */
+  chat(config: string, options: JsonBody<"chat"> & RequestOptions): Promise<Answer<"chat", 200>> {
+    return this.json<Answer<"chat", 200>>("POST", `/api/v1/chat/${segment(config)}`, options, "application/json");
+  }
+
+  /** Send a message to an agent, or the results of the calls that it waits for, and wait for its answer. */
+  chatEvents(config: string, options: JsonBody<"chat"> & RequestOptions): Promise<EventStream<EventData>> {
+    return this.events<EventData>("POST", `/api/v1/chat/${segment(config)}`, options, "application/json");
+  }
+
+  /** End a turn with the calls that it makes, or that it waits for. One that has ended stays as it is. */
+  chatTurnsCancel(config: string, turn: string, options?: RequestOptions): Promise<Answer<"chat_turns_cancel", 200>> {
+    return this.json<Answer<"chat_turns_cancel", 200>>("POST", `/api/v1/chat/${segment(config)}/turns/${segment(turn)}/cancel`, options);
+  }
+
+  /** The events of a turn, from its beginning or after the last that the client has, until its end. */
+  chatTurnsEvents(config: string, turn: string, options?: RequestOptions): Promise<EventStream<components["schemas"]["ChatTurn"]>> {
+    return this.events<components["schemas"]["ChatTurn"]>("GET", `/api/v1/chat/${segment(config)}/turns/${segment(turn)}/events`, options);
+  }
+
+  /** A turn: whether it is under way, and what came of it. */
+  chatTurnsGet(config: string, turn: string, options?: RequestOptions): Promise<Answer<"chat_turns_get", 200>> {
+    return this.json<Answer<"chat_turns_get", 200>>("GET", `/api/v1/chat/${segment(config)}/turns/${segment(turn)}`, options);
+  }
+
   /** Save a sandbox as it is now. It goes on. */
   checkpointsCreate(sandbox: string, options: JsonBody<"checkpoints_create"> & RequestOptions): Promise<Answer<"checkpoints_create", 201>> {
     return this.json<Answer<"checkpoints_create", 201>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/checkpoints`, options, "application/json");
@@ -84,6 +129,51 @@ export class Operations extends Requests {
   /** The sessions of a sandbox that were begun through this API, by their id. */
   codeSessionsList(sandbox: string, options?: Query<"code_sessions_list"> & RequestOptions): Promise<Answer<"code_sessions_list", 200>> {
     return this.json<Answer<"code_sessions_list", 200>>("GET", `/api/v1/sandboxes/${segment(sandbox)}/code/sessions`, options);
+  }
+
+  /** Create an agent config. */
+  configsCreate(options: JsonBody<"configs_create"> & RequestOptions): Promise<Answer<"configs_create", 201>> {
+    return this.json<Answer<"configs_create", 201>>("POST", `/api/v1/configs`, options, "application/json");
+  }
+
+  /** Delete an agent config with its versions, its workspace and its conversations. Turns under way are cancelled. */
+  configsDelete(config: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/configs/${segment(config)}`, options);
+  }
+
+  /** An agent config, without the values of its secrets. */
+  configsGet(config: string, options?: RequestOptions): Promise<Answer<"configs_get", 200>> {
+    return this.json<Answer<"configs_get", 200>>("GET", `/api/v1/configs/${segment(config)}`, options);
+  }
+
+  /** The agent configs of the tenant, the oldest first. */
+  configsList(options?: Query<"configs_list"> & RequestOptions): Promise<Answer<"configs_list", 200>> {
+    return this.json<Answer<"configs_list", 200>>("GET", `/api/v1/configs`, options);
+  }
+
+  /** Change an agent config, which makes a new version of it. Turns that are under way keep theirs. */
+  configsUpdate(config: string, options: JsonBody<"configs_update"> & RequestOptions): Promise<Answer<"configs_update", 200>> {
+    return this.json<Answer<"configs_update", 200>>("PATCH", `/api/v1/configs/${segment(config)}`, options, "application/json");
+  }
+
+  /** The versions of an agent config, the newest first. */
+  configsVersions(config: string, options?: Query<"configs_versions"> & RequestOptions): Promise<Answer<"configs_versions", 200>> {
+    return this.json<Answer<"configs_versions", 200>>("GET", `/api/v1/configs/${segment(config)}/versions`, options);
+  }
+
+  /** Delete a conversation with all of its messages. A turn that is under way is cancelled first. */
+  conversationsDelete(conversation: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/conversations/${segment(conversation)}`, options);
+  }
+
+  /** A conversation, with its messages. */
+  conversationsGet(conversation: string, options?: Query<"conversations_get"> & RequestOptions): Promise<Answer<"conversations_get", 200>> {
+    return this.json<Answer<"conversations_get", 200>>("GET", `/api/v1/conversations/${segment(conversation)}`, options);
+  }
+
+  /** The conversations of the tenant, the newest first. */
+  conversationsList(options?: Query<"conversations_list"> & RequestOptions): Promise<Answer<"conversations_list", 200>> {
+    return this.json<Answer<"conversations_list", 200>>("GET", `/api/v1/conversations`, options);
   }
 
   /** What happens to the sandboxes of the tenant. */
@@ -539,5 +629,25 @@ export class Operations extends Requests {
   /** Change a webhook. */
   webhooksUpdate(webhook: string, options: JsonBody<"webhooks_update"> & RequestOptions): Promise<Answer<"webhooks_update", 200>> {
     return this.json<Answer<"webhooks_update", 200>>("PATCH", `/api/v1/webhooks/${segment(webhook)}`, options, "application/json");
+  }
+
+  /** Remove the workspace of an agent with its files. The next call of a tool makes another. */
+  workspacesDelete(config: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/configs/${segment(config)}/workspace`, options);
+  }
+
+  /** The workspace of a sandboxed agent. */
+  workspacesGet(config: string, options?: RequestOptions): Promise<Answer<"workspaces_get", 200>> {
+    return this.json<Answer<"workspaces_get", 200>>("GET", `/api/v1/configs/${segment(config)}/workspace`, options);
+  }
+
+  /** One life of an agent's workspace; if it failed, with the reason. */
+  workspacesInstance(config: string, external_id: string, options?: RequestOptions): Promise<Answer<"workspaces_instance", 200>> {
+    return this.json<Answer<"workspaces_instance", 200>>("GET", `/api/v1/configs/${segment(config)}/workspace/instances/${segment(external_id)}`, options);
+  }
+
+  /** The lives of an agent's workspace, the oldest first: how each began and ended, and the end of its log. */
+  workspacesInstances(config: string, options?: Query<"workspaces_instances"> & RequestOptions): Promise<Answer<"workspaces_instances", 200>> {
+    return this.json<Answer<"workspaces_instances", 200>>("GET", `/api/v1/configs/${segment(config)}/workspace/instances`, options);
   }
 }

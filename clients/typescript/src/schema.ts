@@ -40,6 +40,138 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/bundles": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Bundles
+         * @description The bundles of the tenant, by id.
+         */
+        get: operations["bundles_list"];
+        put?: never;
+        /**
+         * Create
+         * @description Upload a bundle: a gzipped tar with `manifest.json` and `tools/`. It is checked to its last byte, and nothing of
+         *     it is executed. The same bytes again are the same bundle.
+         */
+        post: operations["bundles_create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/bundles/{bundle}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description One bundle: its manifest, and what models are told about its tools.
+         */
+        get: operations["bundles_get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete
+         * @description Delete a bundle, its bytes, and what was built of it. One that a config uses is refused.
+         */
+        delete: operations["bundles_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chat/{config}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Chat
+         * @description Send a message to an agent, or the results of the calls that it waits for, and wait for its answer.
+         *
+         *     When the client leaves, the turn goes on, and its answer is in the conversation. One turn of a conversation is under
+         *     way at a time: another request meanwhile is refused (409) with its id.
+         */
+        post: operations["chat"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chat/{config}/turns/{turn}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Turn
+         * @description A turn: whether it is under way, and what came of it.
+         */
+        get: operations["chat_turns_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chat/{config}/turns/{turn}/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Cancel
+         * @description End a turn with the calls that it makes, or that it waits for. One that has ended stays as it is.
+         */
+        post: operations["chat_turns_cancel"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/chat/{config}/turns/{turn}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Events
+         * @description The events of a turn, from its beginning or after the last that the client has, until its end.
+         */
+        get: operations["chat_turns_events"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/checkpoints": {
         parameters: {
             query?: never;
@@ -79,6 +211,186 @@ export interface paths {
          * @description Delete a checkpoint. What others are built on stays.
          */
         delete: operations["checkpoints_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/configs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Configs
+         * @description The agent configs of the tenant, the oldest first.
+         */
+        get: operations["configs_list"];
+        put?: never;
+        /**
+         * Create
+         * @description Create an agent config.
+         */
+        post: operations["configs_create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/configs/{config}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description An agent config, without the values of its secrets.
+         */
+        get: operations["configs_get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete
+         * @description Delete an agent config with its versions, its workspace and its conversations. Turns under way are cancelled.
+         */
+        delete: operations["configs_delete"];
+        options?: never;
+        head?: never;
+        /**
+         * Update
+         * @description Change an agent config, which makes a new version of it. Turns that are under way keep theirs.
+         */
+        patch: operations["configs_update"];
+        trace?: never;
+    };
+    "/api/v1/configs/{config}/versions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Versions
+         * @description The versions of an agent config, the newest first.
+         */
+        get: operations["configs_versions"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/configs/{config}/workspace": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Workspace
+         * @description The workspace of a sandboxed agent.
+         */
+        get: operations["workspaces_get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete Workspace
+         * @description Remove the workspace of an agent with its files. The next call of a tool makes another.
+         */
+        delete: operations["workspaces_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/configs/{config}/workspace/instances": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Instances
+         * @description The lives of an agent's workspace, the oldest first: how each began and ended, and the end of its log.
+         */
+        get: operations["workspaces_instances"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/configs/{config}/workspace/instances/{external_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Instance
+         * @description One life of an agent's workspace; if it failed, with the reason.
+         */
+        get: operations["workspaces_instance"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/conversations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Conversations
+         * @description The conversations of the tenant, the newest first.
+         */
+        get: operations["conversations_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/conversations/{conversation}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description A conversation, with its messages.
+         */
+        get: operations["conversations_get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete
+         * @description Delete a conversation with all of its messages. A turn that is under way is cancelled first.
+         */
+        delete: operations["conversations_delete"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1639,6 +1951,115 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * AgentBudget
+         * @description What an agent may spend. Unset: no limit but the tenant's quota.
+         */
+        AgentBudget: {
+            /**
+             * Tokens
+             * @description Tokens of all turns of the config together.
+             */
+            tokens?: number | null;
+            /**
+             * Turn Steps
+             * @description How often the model is asked in one turn.
+             */
+            turn_steps?: number;
+            /**
+             * Turn Tokens
+             * @description Tokens of the model, in and out, in one turn.
+             */
+            turn_tokens?: number | null;
+        };
+        /**
+         * AgentConfig
+         * @description An agent config of a tenant, in its newest version unless another was asked for.
+         */
+        AgentConfig: {
+            /**
+             * Agent Type
+             * @description Where its tools run: in the client's program, or in a workspace here.
+             * @default client-side
+             * @enum {string}
+             */
+            agent_type: "client-side" | "sandboxed";
+            /**
+             * @default {
+             *       "turn_steps": 50
+             *     }
+             */
+            budget: components["schemas"]["AgentBudget"];
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Id */
+            id: string;
+            /** @description Unset: the server's own model. */
+            model_config?: components["schemas"]["ModelChoice"] | null;
+            /**
+             * Name
+             * @example Site Editor
+             */
+            name: string;
+            /** @description Of a sandboxed agent: what its own tools are in. Unset: it has built-in tools only. */
+            provisioning_bundle?: components["schemas"]["ProvisioningBundle"] | null;
+            /**
+             * System Prompt
+             * @description With `{tenant_name}`, `{agent_name}`, `{date}` and the names of `template_vars` as placeholders. Other braces
+             *     stay as they are.
+             * @default
+             */
+            system_prompt: string;
+            /** Template Vars */
+            template_vars?: {
+                [key: string]: string;
+            };
+            /**
+             * Tokens Spent
+             * @description By all turns of the config.
+             * @default 0
+             */
+            tokens_spent: number;
+            /**
+             * Tools Config
+             * @description The tools that the model may call, by name; those that the client runs also with a description and a schema.
+             * @default []
+             * @example [
+             *       "read_file",
+             *       "write_file"
+             *     ]
+             */
+            tools_config: (string | components["schemas"]["ToolDeclaration"])[];
+            /**
+             * Updated At
+             * Format: date-time
+             * @description When this version was made.
+             */
+            updated_at: string;
+            /**
+             * Version
+             * @description Counts up with each change.
+             */
+            version: number;
+            /**
+             * Workspace Image
+             * @description Unset: the server's default image.
+             */
+            workspace_image?: string | null;
+            /** @description Unset: the tenant's defaults. */
+            workspace_limits?: components["schemas"]["Limits"] | null;
+            /** @description What its tools may connect to. Unset: nothing. */
+            workspace_network?: components["schemas"]["NetworkPolicy"] | null;
+            /**
+             * Workspace Secret Names
+             * @description Of the newest version. The values are written only.
+             * @default []
+             */
+            workspace_secret_names: string[];
+        };
         /** ApiKey */
         ApiKey: {
             /**
@@ -1662,7 +2083,7 @@ export interface components {
              */
             role: "admin" | "member";
             /** Scopes */
-            scopes: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "webhooks" | "audit" | "keys" | "tenants")[];
+            scopes: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "bundles" | "agents:read" | "agents:write" | "chat" | "webhooks" | "audit" | "keys" | "tenants")[];
             /** Tenant */
             tenant: string | null;
         };
@@ -1776,6 +2197,31 @@ export interface components {
             verdict: "allowed" | "denied" | "failed";
         };
         /**
+         * BundleManifest
+         * @description What a bundle declares.
+         */
+        BundleManifest: {
+            /** Build Command */
+            build_command?: string | null;
+            /**
+             * Node Modules
+             * @default []
+             */
+            node_modules: string[];
+            /**
+             * Requirements
+             * @default []
+             */
+            requirements: string[];
+            /**
+             * Schema Version
+             * @constant
+             */
+            schema_version: 1;
+            /** Tools */
+            tools: components["schemas"]["ManifestTool"][];
+        };
+        /**
          * CallBody
          * @description A call that waits for the client.
          */
@@ -1864,6 +2310,135 @@ export interface components {
             several_users: boolean;
             /** Terminal Keys */
             terminal_keys: boolean;
+        };
+        /**
+         * ChatAnswer
+         * @description What a client is answered: the agent's text, or the calls that it is to make.
+         */
+        ChatAnswer: {
+            /** Conversation Id */
+            conversation_id: string;
+            /** Response */
+            response: string | null;
+            /** Steps */
+            steps: number;
+            /** Tool Calls */
+            tool_calls: components["schemas"]["ChatToolCall"][];
+            /** Turn Id */
+            turn_id: string;
+            usage: components["schemas"]["Tokens"];
+            /** Version */
+            version: number;
+        };
+        /**
+         * ChatBody
+         * @description A message, the results that the agent waits for, or `resume`.
+         */
+        ChatBody: {
+            /**
+             * Conversation Id
+             * @description Unset: a new conversation.
+             */
+            conversation_id?: string | null;
+            /**
+             * Message
+             * @example Hello!
+             */
+            message?: string | null;
+            /**
+             * Resume
+             * @description Go on with a turn that failed, was cancelled or interrupted, where it ended.
+             */
+            resume?: boolean;
+            /** Tool Results */
+            tool_results?: components["schemas"]["ToolResultInput"][] | null;
+        };
+        /**
+         * ChatMessage
+         * @description A message of a conversation.
+         */
+        ChatMessage: {
+            /** Content */
+            content?: string | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Id */
+            id: number;
+            /** Name */
+            name?: string | null;
+            /** Outcome */
+            outcome?: string | null;
+            /**
+             * Role
+             * @enum {string}
+             */
+            role: "user" | "assistant" | "tool";
+            /** Tool Call Id */
+            tool_call_id?: string | null;
+            /**
+             * Tool Calls
+             * @default []
+             */
+            tool_calls: components["schemas"]["ChatToolCall"][];
+            /** Turn Id */
+            turn_id: string;
+        };
+        /**
+         * ChatToolCall
+         * @description A call of a tool that the client is to make.
+         */
+        ChatToolCall: {
+            /** Arguments */
+            arguments: {
+                [key: string]: unknown;
+            };
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+        };
+        /**
+         * ChatTurn
+         * @description A turn of a conversation.
+         */
+        ChatTurn: {
+            /** Config Id */
+            config_id: string;
+            /** Conversation Id */
+            conversation_id: string;
+            /** Ended At */
+            ended_at?: string | null;
+            /** Error */
+            error?: {
+                [key: string]: unknown;
+            } | null;
+            /** Id */
+            id: string;
+            /** Response */
+            response?: string | null;
+            /**
+             * Started At
+             * Format: date-time
+             */
+            started_at: string;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "running" | "waiting" | "done" | "failed" | "cancelled" | "interrupted";
+            /** Steps */
+            steps: number;
+            /**
+             * Tool Calls
+             * @default []
+             */
+            tool_calls: components["schemas"]["ChatToolCall"][];
+            usage: components["schemas"]["Tokens"];
+            /** Version */
+            version: number;
         };
         /**
          * Checkpoint
@@ -1971,6 +2546,138 @@ export interface components {
             path: string;
             /** Size Bytes */
             size_bytes: number;
+        };
+        /**
+         * ConfigCreate
+         * @description A new agent config.
+         */
+        ConfigCreate: {
+            /**
+             * Agent Type
+             * @description Where its tools run: in the client's program, or in a workspace here.
+             * @enum {string}
+             */
+            agent_type?: "client-side" | "sandboxed";
+            budget?: components["schemas"]["AgentBudget"];
+            /** @description Unset: the server's own model. */
+            model_config?: components["schemas"]["ModelChoice"] | null;
+            /**
+             * Name
+             * @example Site Editor
+             */
+            name: string;
+            /** @description Of a sandboxed agent: what its own tools are in. Unset: it has built-in tools only. */
+            provisioning_bundle?: components["schemas"]["ProvisioningBundle"] | null;
+            /**
+             * System Prompt
+             * @description With `{tenant_name}`, `{agent_name}`, `{date}` and the names of `template_vars` as placeholders. Other braces
+             *     stay as they are.
+             */
+            system_prompt?: string;
+            /** Template Vars */
+            template_vars?: {
+                [key: string]: string;
+            };
+            /**
+             * Tools Config
+             * @description The tools that the model may call, by name; those that the client runs also with a description and a schema.
+             * @example [
+             *       "read_file",
+             *       "write_file"
+             *     ]
+             */
+            tools_config?: (string | components["schemas"]["ToolDeclaration"])[];
+            /**
+             * Workspace Image
+             * @description Unset: the server's default image.
+             */
+            workspace_image?: string | null;
+            /** @description Unset: the tenant's defaults. */
+            workspace_limits?: components["schemas"]["Limits"] | null;
+            /** @description What its tools may connect to. Unset: nothing. */
+            workspace_network?: components["schemas"]["NetworkPolicy"] | null;
+            /**
+             * Workspace Secrets
+             * @description By the variable. A value is seen by tools in clear; with `hosts`, they have a placeholder instead, which is
+             *     replaced in requests to these only. Written only: no answer shows them.
+             */
+            workspace_secrets?: {
+                [key: string]: string | components["schemas"]["SecretInput"];
+            };
+        };
+        /**
+         * ConfigUpdate
+         * @description What is left out stays as it is; what is given is replaced as a whole, but for secrets.
+         */
+        ConfigUpdate: {
+            /** Agent Type */
+            agent_type?: ("client-side" | "sandboxed") | null;
+            budget?: components["schemas"]["AgentBudget"] | null;
+            /** @description Null: the server's own model. */
+            model_config?: components["schemas"]["ModelChoice"] | null;
+            /** Name */
+            name?: string | null;
+            /** @description Null: none. */
+            provisioning_bundle?: components["schemas"]["ProvisioningBundle"] | null;
+            /** System Prompt */
+            system_prompt?: string | null;
+            /** Template Vars */
+            template_vars?: {
+                [key: string]: string;
+            } | null;
+            /** Tools Config */
+            tools_config?: (string | components["schemas"]["ToolDeclaration"])[] | null;
+            /**
+             * Version
+             * @description The version that the client knows. If there is a newer one, nothing is changed (409).
+             */
+            version?: number | null;
+            /** Workspace Image */
+            workspace_image?: string | null;
+            workspace_limits?: components["schemas"]["Limits"] | null;
+            workspace_network?: components["schemas"]["NetworkPolicy"] | null;
+            /**
+             * Workspace Secrets
+             * @description Set; null removes one. Those that are left out stay.
+             */
+            workspace_secrets?: {
+                [key: string]: string | components["schemas"]["SecretInput"] | null;
+            };
+        };
+        /**
+         * Conversation
+         * @description A conversation with an agent.
+         */
+        Conversation: {
+            /** Config Id */
+            config_id: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Id */
+            id: string;
+            /** Status */
+            status: ("running" | "waiting" | "done" | "failed" | "cancelled" | "interrupted") | null;
+            /**
+             * Updated At
+             * Format: date-time
+             */
+            updated_at: string;
+        };
+        /**
+         * ConversationBody
+         * @description A conversation, with a page of its messages.
+         */
+        ConversationBody: {
+            conversation: components["schemas"]["Conversation"];
+            /** Messages */
+            messages: components["schemas"]["ChatMessage"][];
+            /** Next */
+            next: string | null;
+            /** Turns */
+            turns: components["schemas"]["ChatTurn"][];
         };
         /** DecisionBody */
         DecisionBody: {
@@ -2254,6 +2961,8 @@ export interface components {
         HostFacts: {
             /** Image */
             image: string;
+            /** Runtime */
+            runtime: string | null;
             /** Runtimes */
             runtimes: components["schemas"]["UsableRuntime"][];
             /** Tenant */
@@ -2332,7 +3041,7 @@ export interface components {
              * Scopes
              * @description Unset: all that the role has.
              */
-            scopes?: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "webhooks" | "audit" | "keys" | "tenants")[] | null;
+            scopes?: ("sandboxes:read" | "sandboxes:write" | "sandboxes:exec" | "volumes" | "images" | "bundles" | "agents:read" | "agents:write" | "chat" | "webhooks" | "audit" | "keys" | "tenants")[] | null;
             /**
              * Server
              * @description A key of the server itself, which may act in every tenant; for keys of the server only.
@@ -2359,6 +3068,22 @@ export interface components {
             open_files?: number | null;
             /** Pids */
             pids?: number | null;
+        };
+        /**
+         * ManifestTool
+         * @description A tool of a bundle.
+         */
+        ManifestTool: {
+            /** Description */
+            description?: string | null;
+            /** Entrypoint */
+            entrypoint: string;
+            /** Input Schema */
+            input_schema?: {
+                [key: string]: unknown;
+            } | null;
+            /** Name */
+            name: string;
         };
         /**
          * MatchBody
@@ -2441,6 +3166,30 @@ export interface components {
             user?: string | null;
         };
         /**
+         * ModelChoice
+         * @description The model of an agent.
+         */
+        ModelChoice: {
+            /**
+             * Max Tokens
+             * @description Of one answer. Unset: what the provider allows.
+             */
+            max_tokens?: number | null;
+            /**
+             * Model
+             * @example claude-sonnet-5-5
+             */
+            model: string;
+            /**
+             * Provider
+             * @description `anthropic`, `bedrock`, `openai`, … as the operator allows them.
+             * @example anthropic
+             */
+            provider: string;
+            /** Temperature */
+            temperature?: number | null;
+        };
+        /**
          * Mount
          * @description A directory of the host, or a volume, that a sandbox sees at `target`. Its files are not in checkpoints.
          *
@@ -2474,6 +3223,16 @@ export interface components {
             /** Secret */
             secret: string | null;
             webhook: components["schemas"]["Webhook"];
+        };
+        /** AgentConfigPage */
+        Page_AgentConfig_: {
+            /** Items */
+            items: components["schemas"]["AgentConfig"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
         };
         /** ApiKeyPage */
         Page_ApiKey_: {
@@ -2525,6 +3284,16 @@ export interface components {
              */
             next: string | null;
         };
+        /** ConversationPage */
+        Page_Conversation_: {
+            /** Items */
+            items: components["schemas"]["Conversation"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
         /** ImageInfoPage */
         Page_ImageInfo_: {
             /** Items */
@@ -2569,6 +3338,16 @@ export interface components {
         Page_SessionBody_: {
             /** Items */
             items: components["schemas"]["SessionBody"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
+        /** StoredBundlePage */
+        Page_StoredBundle_: {
+            /** Items */
+            items: components["schemas"]["StoredBundle"][];
             /**
              * Next
              * @description The cursor of the next page, for `after`. Null: this is the last one.
@@ -2635,6 +3414,16 @@ export interface components {
              */
             next: string | null;
         };
+        /** WorkspaceInstancePage */
+        Page_WorkspaceInstance_: {
+            /** Items */
+            items: components["schemas"]["WorkspaceInstance"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
         /** PortExpose */
         PortExpose: {
             /**
@@ -2693,6 +3482,20 @@ export interface components {
             stdout_total: number;
             /** Uid */
             uid: number;
+        };
+        /**
+         * ProvisioningBundle
+         * @description The tool bundle of a sandboxed agent, as its upload was answered.
+         */
+        ProvisioningBundle: {
+            /** Sha256 */
+            sha256: string;
+            /**
+             * Url
+             * @description `nap-bundle://<bundle_id>`.
+             * @example nap-bundle://bdl_0c8b4dd0f4a74b66
+             */
+            url: string;
         };
         /**
          * Quotas
@@ -3281,6 +4084,28 @@ export interface components {
             /** Uid */
             uid: number;
         };
+        /**
+         * StoredBundle
+         * @description A bundle of a tenant.
+         */
+        StoredBundle: {
+            /** Bundle Id */
+            bundle_id: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            manifest: components["schemas"]["BundleManifest"];
+            /** Sha256 */
+            sha256: string;
+            /** Size Bytes */
+            size_bytes: number;
+            /** Tools */
+            tools: components["schemas"]["ToolSchema"][];
+            /** Url */
+            url: string;
+        };
         /** SymlinkBody */
         SymlinkBody: {
             /**
@@ -3408,6 +4233,32 @@ export interface components {
             rows: number;
         };
         /**
+         * Tokens
+         * @description Token counts of a model.
+         */
+        Tokens: {
+            /**
+             * Cache Read
+             * @default 0
+             */
+            cache_read: number;
+            /**
+             * Cache Write
+             * @default 0
+             */
+            cache_write: number;
+            /**
+             * Input
+             * @default 0
+             */
+            input: number;
+            /**
+             * Output
+             * @default 0
+             */
+            output: number;
+        };
+        /**
          * ToolBody
          * @description A tool of the client, which code can call as a function.
          */
@@ -3430,6 +4281,64 @@ export interface components {
             needs_approval?: boolean;
         };
         /**
+         * ToolDeclaration
+         * @description A tool that the client runs, with what a model is told about it.
+         */
+        ToolDeclaration: {
+            /** Description */
+            description?: string;
+            /**
+             * Input Schema
+             * @description The JSON schema of its arguments, of the type `object`.
+             */
+            input_schema?: {
+                [key: string]: unknown;
+            };
+            /** Name */
+            name: string;
+        };
+        /**
+         * ToolResultInput
+         * @description The result of a call that the client has made.
+         */
+        ToolResultInput: {
+            /**
+             * Content
+             * @description What the model reads.
+             * @example ok
+             */
+            content: string;
+            /**
+             * Is Error
+             * @description Whether the call failed; `content` says why.
+             */
+            is_error?: boolean;
+            /**
+             * Name
+             * @example write_file
+             */
+            name: string;
+            /**
+             * Tool Call Id
+             * @example call_01
+             */
+            tool_call_id: string;
+        };
+        /**
+         * ToolSchema
+         * @description A tool as a model sees it.
+         */
+        ToolSchema: {
+            /** Description */
+            description: string;
+            /** Input Schema */
+            input_schema: {
+                [key: string]: unknown;
+            };
+            /** Name */
+            name: string;
+        };
+        /**
          * Truncation
          * @description The bytes that a limit on output left out: `start` up to, not including, `end` of `total`.
          */
@@ -3440,6 +4349,28 @@ export interface components {
             start: number;
             /** Total */
             total: number;
+        };
+        /**
+         * UploadedBundle
+         * @description What a config names: `nap-bundle://<bundle_id>` and the digest.
+         */
+        UploadedBundle: {
+            /**
+             * Bundle Id
+             * @example bdl_5b1f0c9e7d2a4f6380c1e2d3
+             */
+            bundle_id: string;
+            /**
+             * Sha256
+             * @description Of the bytes that were uploaded, in hexadecimal.
+             * @example 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+             */
+            sha256: string;
+            /**
+             * Size Bytes
+             * @example 4096
+             */
+            size_bytes: number;
         };
         /** UsableRuntime */
         UsableRuntime: {
@@ -3636,6 +4567,51 @@ export interface components {
             url?: string | null;
         };
         /**
+         * WorkspaceBody
+         * @description The workspace of a config.
+         */
+        WorkspaceBody: {
+            /** Config Id */
+            config_id: string;
+            /** Instance */
+            instance: string | null;
+            /** Sandbox */
+            sandbox: string;
+            /** State */
+            state: ("provisioning" | "running" | "sleeping" | "failed" | "destroyed") | null;
+        };
+        /**
+         * WorkspaceInstance
+         * @description One life of a workspace: from the boot of its sandbox to its end.
+         */
+        WorkspaceInstance: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Ended At */
+            ended_at?: string | null;
+            /** External Id */
+            external_id: string;
+            /**
+             * Log
+             * @default
+             */
+            log: string;
+            /** Message */
+            message?: string | null;
+            /** Ready At */
+            ready_at?: string | null;
+            /** Reason */
+            reason?: ("bundle_fetch_failed" | "bundle_integrity_failed" | "bundle_manifest_invalid" | "bundle_build_failed" | "bundle_entrypoint_invalid") | null;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "provisioning" | "running" | "sleeping" | "failed" | "destroyed";
+        };
+        /**
          * WrittenBody
          * @description What was written.
          */
@@ -3716,6 +4692,219 @@ export interface operations {
             };
         };
     };
+    bundles_list: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_StoredBundle_"];
+                };
+            };
+        };
+    };
+    bundles_create: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/gzip": string;
+            };
+        };
+        responses: {
+            /** @description It was there already. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedBundle"];
+                };
+            };
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedBundle"];
+                };
+            };
+        };
+    };
+    bundles_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a bundle. */
+                bundle: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StoredBundle"];
+                };
+            };
+        };
+    };
+    bundles_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a bundle. */
+                bundle: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    chat: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ChatBody"];
+            };
+        };
+        responses: {
+            /** @description The agent's answer, or the calls that the client is to make. With `Accept: text/event-stream`: the events `turn` (its ids), `text`, `thinking`, `tool_call`, `tool_result`, `usage`, `retry`, and at last `end` with the answer, or `error`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChatAnswer"];
+                    "text/event-stream": {
+                        data: string;
+                        event: string;
+                        id?: string;
+                    };
+                };
+            };
+        };
+    };
+    chat_turns_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+                /** @description The id of a turn. */
+                turn: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChatTurn"];
+                };
+            };
+        };
+    };
+    chat_turns_cancel: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+                /** @description The id of a turn. */
+                turn: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChatTurn"];
+                };
+            };
+        };
+    };
+    chat_turns_events: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+                /** @description The id of a turn. */
+                turn: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A stream of events. The schema is that of the `data` of each. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": {
+                        data: string;
+                        event: string;
+                        id?: string;
+                    };
+                };
+            };
+        };
+    };
     checkpoints_list: {
         parameters: {
             query?: {
@@ -3771,6 +4960,326 @@ export interface operations {
             path: {
                 /** @description The id of a checkpoint. */
                 checkpoint: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    configs_list: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_AgentConfig_"];
+                };
+            };
+        };
+    };
+    configs_create: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ConfigCreate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AgentConfig"];
+                };
+            };
+        };
+    };
+    configs_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AgentConfig"];
+                };
+            };
+        };
+    };
+    configs_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    configs_update: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ConfigUpdate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AgentConfig"];
+                };
+            };
+        };
+    };
+    configs_versions: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_AgentConfig_"];
+                };
+            };
+        };
+    };
+    workspaces_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkspaceBody"];
+                };
+            };
+        };
+    };
+    workspaces_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    workspaces_instances: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_WorkspaceInstance_"];
+                };
+            };
+        };
+    };
+    workspaces_instance: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of an agent config. */
+                config: string;
+                external_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkspaceInstance"];
+                };
+            };
+        };
+    };
+    conversations_list: {
+        parameters: {
+            query?: {
+                /** @description `next` of a page. */
+                after?: string;
+                /** @description Only those of this agent config. */
+                config_id?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Conversation_"];
+                };
+            };
+        };
+    };
+    conversations_get: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The id of a conversation. */
+                conversation: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ConversationBody"];
+                };
+            };
+        };
+    };
+    conversations_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a conversation. */
+                conversation: string;
             };
             cookie?: never;
         };
