@@ -38,18 +38,38 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """The parts of the page, and the modules whose names each has."""
 OTHERS = {
     "atoll.tools.export": ("definitions", "result", "image_message"),
+    "atoll.reactive": (
+        *("Graph", "cell", "computed", "handler", "batch", "exec", "fetch_data", "generate_text", "sandbox"),
+        *("read_sandbox_file", "write_sandbox_file", "pattern", "Node", "NodeState", "NodeInfo", "Cell", "Computed"),
+        *("Operation", "Handler", "CommandResult", "SandboxHandle", "Pattern", "RunningPattern"),
+    ),
+    "atoll.reactive.view": (
+        *("text", "heading", "pre", "table", "image", "svg", "chart", "loader", "input", "select", "button"),
+        *("row", "column"),
+    ),
     "atoll.surfaces.mcp": ("app", "ServerConfig"),
 }
 """Public names that are not in `atoll` itself."""
 CONSTRUCTED = (
     *("atoll.tools.", "atoll.agents.", "atoll.code.", "atoll.contract.secret", "atoll.contract.network"),
-    *("atoll.runtime.project.project", "atoll.surfaces."),
+    *("atoll.runtime.project.project", "atoll.reactive.graph", "atoll.surfaces."),
 )
 """Where programs make the objects themselves, so that constructors are shown."""
 
 
 INTERNAL = {
     "Engine": ("begin_recovery", "egress_servers", "leases", "wait_refilled"),
+    "Graph": tuple(
+        "admit at_end begin begin_reading closed connector dequeue dispose_node end_reading ended enqueue find flush "
+        "forget handle in_background in_handler is_closing mark new_id note_read reader require_writable shared "
+        "spread".split()
+    ),
+    "Node": tuple(
+        "complete current disposed end fail graph height id link marked readers reads refresh refused trace track "
+        "wait waiters".split()
+    ),
+    "Operation": ("release", "show_output", "start"),
+    "Pattern": ("read_inputs",),
     "ProjectCopy": ("fill",),
     "SandboxPool": ("end",),
     "Sandbox": ("apply_policy", "disconnect", "epoll_waiters", "forget_failure", "is_served_here"),
@@ -247,8 +267,9 @@ def _class(name: str, kind: type) -> Iterator[str]:
     for field in fields.values():
         default = f" = {field.default}" if field.default is not None else ""
         yield f"- `{field.name}: {field.annotation}{default}`{': ' if field.text else ''}{field.text}"
+    internal = {member for each in _ours(kind) for member in INTERNAL.get(each.__name__, ())}
     for member, lines in members.items():
-        if member not in INTERNAL.get(name, ()):
+        if member not in internal:
             yield from lines
     if fields or members:
         yield ""

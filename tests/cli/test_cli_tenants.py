@@ -127,3 +127,13 @@ def test_looking_at_keys_leaves_the_first_key_to_the_first_start(atoll: Atoll, t
             return server.first_key is not None
 
     assert anyio.run(start)
+
+
+def test_the_data_of_a_server_elsewhere_is_not_mistaken_for_that_of_this_machine(atoll: Atoll) -> None:
+    atoll.env["ATOLL_URL"] = "http://127.0.0.1:9"
+    try:
+        for words in (("keys", "create", "ci"), ("keys", "ls"), ("tenants", "create", "acme")):
+            told = atoll(*words, status=2).stderr
+            assert b"ATOLL_URL is http://127.0.0.1:9: run it there" in told
+    finally:
+        del atoll.env["ATOLL_URL"]

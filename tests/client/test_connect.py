@@ -14,9 +14,10 @@ import atoll.sync
 from atoll import Engine, InvalidRequest, Sandbox, SandboxExists, SandboxNotFound, ServerUnavailable, Unauthenticated
 from atoll.client.engine import RemoteEngine, connect
 from atoll.client.failures import error_of
+from atoll.client.http import RETRY_S
 from atoll.contract import errors
 from atoll.runtime.engine import LocalEngine
-from atoll.testing.server import RunningServer
+from atoll.testing.server import RunningServer, running_server
 from atoll.testing.serving import ServerProcess
 from atoll.testing.waiting import eventually
 
@@ -91,14 +92,24 @@ def test_every_error_comes_back_as_its_class_and_an_unknown_one_as_the_root() ->
         assert type(error_of(502, body)) is ServerUnavailable
 
 
-async def test_a_wrong_key_a_wrong_address_and_none_are_told_apart(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(Unauthenticated):
+async def test_a_certificate_that_is_not_trusted_is_told_with_what_to_set(state_dir: Path) -> None:
+    with (
+        running_server(state_dir, "--tls-self-signed") as own,
+        pytest.raises(ServerUnavailable, match="CERTIFICATE_VERIFY_FAILED") as refused,
+    ):
+        await connect(own.url, own.key)
+    assert refused.value.hint is not None
+    assert "ATOLL_CA_FILE" in refused.value.hint
+
+
+async def test_a_wrong_key_a_wrong_address_and_none_are_told_apart(server: ServerProcess) -> None:
+    with pytest.raises(Unauthenticated, match="does not know it, or it was revoked, or it has expired"):
         await connect(server.url, "atoll_0000_wrong")
-    monkeypatch.setattr("atoll.client.http.RETRY_S", 0.1)
-    with pytest.raises(ServerUnavailable, match="cannot be reached"):
-        await connect(NOWHERE, server.key)
+    with pytest.raises(ServerUnavailable, match=f"the server {NOWHERE} cannot be reached") as refused:
+        with anyio.fail_after(RETRY_S / 2):  # it is not waited for: it never answered
+            await connect(NOWHERE, server.key)
+    assert refused.value.hint is not None
+    assert "atoll serve" in refused.value.hint
     for url in ("localhost:8080", "ftp://host", "http://", "https://user@host"):
         with pytest.raises(InvalidRequest, match="is no address of a server"):
             await connect(url, server.key)

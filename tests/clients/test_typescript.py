@@ -70,7 +70,7 @@ def test_its_generated_sources_are_current() -> None:
 @pytest.mark.usefixtures("built")
 def test_a_program_of_node_can_do_all_of_it(server: RunningServer) -> None:
     flags = () if run("node", "-p", "typeof WebSocket").strip() == "function" else ("--experimental-websocket",)
-    run("node", *flags, "--test", "test/", ATOLL_URL=server.url, ATOLL_KEY=server.key)
+    run("node", *flags, "--test", "test/", ATOLL_URL=server.url, ATOLL_API_KEY=server.key)
 
 
 @pytest.mark.usefixtures("built")
@@ -84,5 +84,5 @@ def test_the_example_of_its_readme_compiles_and_runs(server: RunningServer, tmp_
     options = {"target": "ES2022", "module": "NodeNext", "strict": True, "types": [], "skipLibCheck": True}
     (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": options}))
     run("node", CLIENT / "node_modules" / "typescript" / "bin" / "tsc", cwd=tmp_path)
-    said = run("node", "example.js", cwd=tmp_path, ATOLL_URL=server.url, ATOLL_KEY=server.key)
+    said = run("node", "example.js", cwd=tmp_path, ATOLL_URL=server.url, ATOLL_API_KEY=server.key)
     assert said.split() == ["0", "hello", "1", "2", "3", "hello", "404", "sandbox_not_found"]

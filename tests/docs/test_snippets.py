@@ -63,7 +63,7 @@ def test_the_readme_shows_it_in_fifteen_lines_that_run(state: Path, how: str) ->
     ("page", "section"),
     [
         (page, section)
-        for page in ("docs/guide.md", "docs/agents.md", "docs/code.md")
+        for page in ("docs/guide.md", "docs/agents.md", "docs/code.md", "docs/reactive.md")
         for section, snippets in sections(page).items()
         if snippets
     ],
@@ -129,7 +129,7 @@ def test_the_documentation_holds_under_strict_type_checks(tmp_path: Path) -> Non
     """A snippet that is copied into a program passes `mypy --strict` there."""
     (program,) = python_blocks("README.md")
     parts = [program, "import atoll\nfrom pathlib import Path"]
-    for page in ("docs/guide.md", "docs/agents.md"):
+    for page in ("docs/guide.md", "docs/agents.md", "docs/reactive.md"):
         for number, snippet in enumerate(python_blocks(page)):
             given = "engine: atoll.Engine, box: atoll.Sandbox, here: Path"
             head = f"async def {Path(page).stem}_{number}({given}) -> None:"

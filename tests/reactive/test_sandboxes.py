@@ -92,7 +92,8 @@ async def test_files_are_read_and_written_by_the_name_of_a_sandbox(host: Engine)
         content, path, mode = cell('{"a": [1]}'), cell("data.json"), cell("json")
         wrote = write_sandbox_file("files", path, content)
         assert await wrote == {"ok": True}
-        read = read_sandbox_file("files", path, mode)
+        place = cell("data.json")
+        read = read_sandbox_file("files", place, mode)
         assert await read == {"a": [1]}
         content.set("[2]")
         await wrote
@@ -100,7 +101,7 @@ async def test_files_are_read_and_written_by_the_name_of_a_sandbox(host: Engine)
         assert await read == [2]
         mode.set("bytes")
         assert await read == b"[2]"
-        path.set("missing")
+        place.set("missing")
         with pytest.raises(PathNotFound):
             await read
 

@@ -185,7 +185,7 @@ async def test_results_that_are_not_awaited_are_refused_by_name(client: httpx2.A
         ({"message": "  "}, "the message is empty"),
         ({"resume": True}, "conversation_id is missing"),
         ({"tool_results": [{"tool_call_id": "c", "name": "n", "content": "x"}]}, "conversation_id is missing"),
-        ({"message": "a", "stream": True}, "Extra inputs are not permitted"),
+        ({"message": "a", "stream": True}, "there is no such field"),
     ],
 )
 async def test_a_body_says_one_thing(
@@ -193,6 +193,16 @@ async def test_a_body_says_one_thing(
 ) -> None:
     status, told = await refused(client, config, **body)
     assert (status, message in told) == (400, True), told
+
+
+async def test_a_request_that_is_wrong_in_several_ways_says_so_at_once(client: httpx2.AsyncClient) -> None:
+    answer = await client.post("/api/v1/configs", json={"nam": "x", "budget": 7})
+    told = answer.json()["message"]
+    assert "body.name: it is required" in told
+    assert "body.nam: there is no such field" in told
+    assert "body.budget: it has to be a JSON object" in told
+    torn = await client.post("/api/v1/configs", content=b'{"a', headers={"Content-Type": "application/json"})
+    assert "it is not valid JSON: Unterminated string" in torn.json()["message"]
 
 
 async def test_a_conversation_belongs_to_its_config(client: httpx2.AsyncClient, config: str, scripts: Path) -> None:
@@ -455,8 +465,8 @@ async def test_a_change_makes_a_version_and_turns_say_which_they_used(
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"tool_config": []}, 400, "Extra inputs are not permitted"),
-        ({"agent_type": "hosted"}, 400, "Input should be 'client-side' or 'sandboxed'"),
+        ({"tool_config": []}, 400, "there is no such field"),
+        ({"agent_type": "hosted"}, 400, "it should be 'client-side' or 'sandboxed'"),
         (
             {"system_prompt": "Hello {user_name}"},
             400,

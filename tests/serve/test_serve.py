@@ -43,6 +43,8 @@ def test_the_documentation_needs_no_other_host_and_runs_no_script(strict_server:
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(""", page.text)
     document = httpx2.get(strict_server.url + "/openapi.json").json()
     assert all(path in page.text for path in document["paths"])
+    assert "<code>X-API-Key: KEY</code>" in page.text
+    assert not re.search(r'(id|href)="[^"]* ', page.text)  # a name of two words can be linked to
 
 
 async def test_it_is_not_ready_while_its_database_does_not_answer(
@@ -60,3 +62,8 @@ async def test_it_is_not_ready_while_its_database_does_not_answer(
             answer = await client.get("/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
     assert answer.json()["request_id"] == answer.headers["Atoll-Request-Id"]
+
+
+def test_a_browser_at_the_servers_address_finds_the_documentation(strict_server: RunningServer) -> None:
+    answer = httpx2.get(strict_server.url)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/docs")

@@ -1,9 +1,9 @@
-// Against a running server: ATOLL_URL and ATOLL_KEY. `tests/clients/test_typescript.py` starts one.
+// Against a running server: ATOLL_URL and ATOLL_API_KEY. `tests/clients/test_typescript.py` starts one.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Atoll, AtollError } from "../dist/index.js";
 
-const atoll = new Atoll({ url: process.env.ATOLL_URL, key: process.env.ATOLL_KEY });
+const atoll = new Atoll({ url: process.env.ATOLL_URL, key: process.env.ATOLL_API_KEY });
 const name = "typescript";
 const decode = (data) => new TextDecoder().decode(data);
 

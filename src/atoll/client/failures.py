@@ -32,6 +32,14 @@ _ATTRIBUTES: dict[type[AtollError], dict[str, object]] = {
 _ALIASES: dict[str, type[AtollError]] = {"too_large": InvalidRequest}
 """Codes that only answers have."""
 
+_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": "if the server signed its own certificate, ATOLL_CA_FILE names the file of its "
+    "authority: server/tls/ca.pem in the server's state directory",
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS at this port; if it has none, its address begins with http://",
+    "All connection attempts failed": "is `atoll serve` running there, and is the address right?",
+}
+"""What to do about a connection that failed for a reason that has these words."""
+
 
 def error_of(status: int, body: bytes) -> AtollError:
     """The error in the body of an answer with this status."""
@@ -78,7 +86,9 @@ def _kinds(kind: type[AtollError]) -> Iterator[type[AtollError]]:
             yield each
 
 
-def unreachable(error: BaseException | None, *, sent: bool = True) -> ServerUnavailable:
+def unreachable(error: BaseException | None, url: str | None = None, *, sent: bool = True) -> ServerUnavailable:
     """The error of a server that cannot be reached, or that went away. `sent`: it may have got the request."""
     reason = str(error) or type(error).__name__ if error is not None else "the connection was closed"
-    return ServerUnavailable(f"the server cannot be reached: {reason}", sent=sent)
+    hint = next((hint for part, hint in _HINTS.items() if part in reason), None)
+    server = "the server" if url is None else f"the server {url}"
+    return ServerUnavailable(f"{server} cannot be reached: {reason}", hint=hint, sent=sent)

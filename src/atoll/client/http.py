@@ -2,8 +2,8 @@
 
 Owns the key, the pool of connections, and what a broken connection means. A request is repeated where that is safe: it
 only reads, or it has an `Idempotency-Key`, with which the server does nothing twice; any request, if the connection was
-never made. For `RETRY_S`, so that a server may be restarted meanwhile. Errors that the server sends are raised as the
-classes that a local engine raises (`failures.py`). Used by the rest of the package.
+never made to a server that has answered before. For `RETRY_S`, so that a server may be restarted meanwhile. Errors that
+the server sends are raised as the classes that a local engine raises (`failures.py`). Used by the rest of the package.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class HttpClient:
         """`transport` takes the place of the network."""
         self.url = _checked(url)
         self.trust = trust
+        self._reached = False
         self._headers = {"X-API-Key": key.get_secret_value(), "Atoll-Tunnel": "true"}
         if tenant is not None:
             self._headers["Atoll-Tenant"] = tenant
@@ -115,7 +116,8 @@ class HttpClient:
         """
         Raises:
             AtollError: what the server sent.
-            ServerUnavailable: it cannot be reached, or went away before it answered.
+            ServerUnavailable: it cannot be reached, or went away before it answered. At once if it never answered
+                this client, whose address of it may be wrong.
         """
         repeatable, repeated = key is not None or method in ("GET", "PUT", "DELETE"), False
         request = self._client.build_request(
@@ -134,11 +136,13 @@ class HttpClient:
             except httpx2.TransportError as error:
                 never_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
                 repeated |= not never_sent
-                if not (repeatable or never_sent) or anyio.current_time() + pause_s > deadline:
-                    raise unreachable(error, sent=repeated) from error
+                waits = self._reached if never_sent else repeatable
+                if not waits or anyio.current_time() + pause_s > deadline:
+                    raise unreachable(error, self.url, sent=repeated) from error
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
+            self._reached = True
             done_before = method == "DELETE" and answer.status_code == 404 and repeated  # by the request that was lost
             if answer.is_success or done_before:
                 return answer
@@ -168,7 +172,7 @@ class HttpClient:
                     raise error_of(answer.status_code, await answer.aread())
                 yield answer
         except httpx2.TransportError as error:
-            raise unreachable(error) from error
+            raise unreachable(error, self.url) from error
 
 
 def _query(params: Mapping[str, object] | None) -> dict[str, Any]:

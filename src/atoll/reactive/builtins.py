@@ -20,6 +20,7 @@ from atoll.reactive.fetching import MAX_BODY_BYTES, TIMEOUT_S, PolicyFetcher
 from atoll.reactive.graph import Graph, current_graph, value_of
 from atoll.reactive.nodes import Node
 from atoll.reactive.operations import Operation
+from atoll.reactive.prepared import PreparedSandboxes, SandboxKind
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -87,8 +88,9 @@ def exec(
 
     Each is a line for the shell. A sequence runs in one sandbox and stops at the first that fails; an exit code other
     than 0 is a result, not an error. Each run has a sandbox of its own, from a warm pool if there is one
-    (`Engine.warm`), which is destroyed when it has ended. Afterwards `files` are read, where they exist. `image` unset:
-    the engine's default; `network` unset: the graph's. While it runs, `output` is what was printed so far.
+    (`Engine.warm`), which is destroyed when it has ended; after a second run, the next one's is prepared ahead.
+    Afterwards `files` are read, where they exist. `stdin` is for the last command. `image` unset: the engine's default;
+    `network` unset: the graph's. While it runs, `output` is what was printed so far.
 
     A newer input kills the command with all that it started before another run begins. With `cache`, a result with exit
     code 0 is kept in the state directory, and used in place of a run with the same commands, image digest and other
@@ -174,13 +176,15 @@ class _CommandRunner:
             key = await self._key(given)
             if (kept := self._cache.get(key, CommandResult)) is not None:
                 return kept
-        engine = self._graph.engine
-        box = await engine.create(image=given.image, network=self._network, ephemeral=True)
+        prepared, kind = PreparedSandboxes.of(self._graph), SandboxKind(given.image, self._network)
+        box = await prepared.take(kind)
         try:
             result = await self._run_in(box, given, operation)
         finally:
             # What ran in it has ended. The next run need not wait until its files are removed.
             self._graph.in_background(box.destroy)
+            if operation.runs > 1:
+                prepared.prepare(kind)
         if key is not None and self._cache is not None and result.exit_code == 0:
             self._cache.put(key, result)
         return result

@@ -61,6 +61,8 @@ P = ParamSpec("P")
 
 MAX_RUNNING = 8
 """Operations of one graph that run at once, unless `Graph(max_running=…)` says otherwise."""
+_CLEANUP_DELAY_S = 0.02
+"""How long after a run its sandbox is destroyed: who waits for the result goes first."""
 _MAX_DEPTH = 40
 """How deep runs may be nested in runs that have just begun to read them. Deeper ones are put off and begin again."""
 Subscriber = Callable[[tuple[Node[Any], ...]], None]
@@ -101,7 +103,10 @@ class Graph:
         self.connector: Connector | None = None
         """How `fetch_data` resolves names and connects. Unset: as programs of this machine do."""
         self.closed = False
-        self._closing = False
+        self.is_closing = False
+        self.shared: dict[object, object] = {}
+        """What operations of this graph share with each other."""
+        self._at_end: list[Callable[[], Awaitable[None]]] = []
         self.reader: Node[Any] | None = None
         """The node whose function runs now."""
         self._nodes: dict[int, Node[Any]] = {}
@@ -128,6 +133,7 @@ class Graph:
         self._running: set[Operation[Any]] = set()
         self._handlers: set[Handler[..., Any]] = set()
         self._background = 0
+        self._closed_soon = anyio.Event()
         self._idle_waiters: list[asyncio.Future[None]] = []
         # observation
         self._changed: dict[Node[Any], None] = {}
@@ -155,16 +161,20 @@ class Graph:
 
     async def aclose(self) -> None:
         """Dispose of all nodes: cancel what runs, wait for it, and destroy sandboxes. Doing it twice does nothing."""
-        if self._closing or self._tasks is None:
+        if self.is_closing or self._tasks is None:
             return
-        self._closing = True
+        self.is_closing = True
+        self._closed_soon.set()
         with anyio.CancelScope(shield=True):
             nodes = list(self._nodes.values())
             for node in nodes:
                 node.readers.clear()  # none of them is to run once more, because others are gone
             for node in nodes:
                 node.dispose()
-            await self._until(lambda: not (self._running or self._handlers or self._background))
+            await self._until(lambda: not (self._running or self._handlers))
+            for function in self._at_end:
+                self.in_background(function)
+            await self._until(lambda: not self._background)
             self.closed = True
             self._subscribers.clear()
             await self._tasks.close()
@@ -231,7 +241,7 @@ class Graph:
         Raises:
             InvalidRequest: the graph is not open, or a function of the graph makes the node.
         """
-        if self._tasks is None or self._closing:
+        if self._tasks is None or self.is_closing:
             raise InvalidRequest("the graph is not open; make nodes inside of `async with reactive.Graph(…)`")
         reader = self.reader or running_body.get()
         if reader is not None:
@@ -508,15 +518,24 @@ class Graph:
 
         cast("BackgroundTasks", self._tasks).start_soon(run)
 
-    def in_background(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Do something that the end of the graph waits for, such as destroying a sandbox. What it raises is logged."""
+    def at_end(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Do something when the graph ends, after all nodes have been disposed of."""
+        self._at_end.append(function)
+
+    def in_background(self, function: Callable[[], Awaitable[None]], *, delay_s: float | None = None) -> None:
+        """Do something that the end of the graph waits for, such as destroying a sandbox. What it raises is logged.
+
+        It is done after a moment, so that what waits for a result goes first; after `delay_s`, if that is given.
+        """
         self._background += 1
 
         async def run() -> None:
             try:
                 with anyio.CancelScope(shield=True):
+                    with anyio.move_on_after(_CLEANUP_DELAY_S if delay_s is None else delay_s):
+                        await self._closed_soon.wait()
                     await function()
-            except Exception:  # noqa: BLE001 - nobody waits for it
+            except Exception:  # noqa: BLE001 - no caller waits for it
                 _log.exception("cleaning up after a node failed")
             finally:
                 self._background -= 1

@@ -247,12 +247,13 @@ class Node(Generic[T]):
         """Take it out of the graph: what it runs is killed, and what reads it fails. Does nothing the second time."""
         if not self.disposed:
             self.graph.dispose_node(self)
+            self.end()
 
     def refresh(self, mark: int) -> None:
         """Run, or wait, as it is marked. The graph calls it in order of height."""
 
-    def release(self) -> None:
-        """End what it holds, after it was disposed."""
+    def end(self) -> None:
+        """End what it runs, after it was disposed."""
 
     def _require_live(self) -> None:
         if self.disposed:

@@ -223,10 +223,7 @@ class Operation(Node[T]):
             self.link({})
             self.graph.forget(self)
 
-    def dispose(self) -> None:
-        if self.disposed:
-            return
-        super().dispose()
+    def end(self) -> None:
         self.graph.dequeue(self)
         if self._scope is not None:
             self._scope.cancel()
@@ -234,6 +231,7 @@ class Operation(Node[T]):
             self.release()
 
     def release(self) -> None:
+        """Give back what it holds."""
         release, self._release = self._release, None
         if release is not None:
             self.graph.in_background(release)
@@ -325,17 +323,14 @@ class Handler(Node[T], Generic[P, T]):
         self.fail(error)
         if not future.done():
             future.set_exception(error)
-            future.exception()  # so that nobody has to look at it
+            future.exception()  # it need not be awaited
 
     def _done(self, value: T, future: asyncio.Future[T]) -> None:
         self.complete(value)
         if not future.done():
             future.set_result(value)
 
-    def dispose(self) -> None:
-        if self.disposed:
-            return
-        super().dispose()
+    def end(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
         for *_, future in self._calls:

@@ -60,7 +60,9 @@ class Pattern:
         for name, default in self.inputs.items():
             value = inputs.get(name, default)
             if value is _REQUIRED:
-                raise InvalidRequest(f"{self.name} needs its input {name}")
+                raise InvalidRequest(
+                    f"{self.name} needs its input {name}; `atoll pattern` takes it as --set {name}=VALUE"
+                )
             given[name] = value if isinstance(value, Node) else Cell(graph, value, name)
         return RunningPattern(self, graph, given, self._function(**given))
 

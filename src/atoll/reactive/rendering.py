@@ -49,7 +49,7 @@ MAX_IMAGE_BYTES = 4 * 1024 * 1024
 MAX_INPUT_CHARS = 64 * 1024
 _PICTURES = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
 
-Tree = dict[str, Any]
+ViewTree = dict[str, Any]
 
 
 class PatternView:
@@ -60,7 +60,7 @@ class PatternView:
         self._root = _bind(graph, shown)
         self._actions: dict[str, Callable[[str | None], None]] = {}
 
-    def tree(self) -> Tree:
+    def tree(self) -> ViewTree:
         """The view as it is now."""
         self._actions.clear()
         trees = list(self._trees(self._root))
@@ -83,7 +83,7 @@ class PatternView:
 
     # ----------------------------------------------------------------------------------------------------- elements
 
-    def _trees(self, shown: Any) -> Iterator[Tree]:
+    def _trees(self, shown: Any) -> Iterator[ViewTree]:
         """What is shown, with each node replaced by what it shows now."""
         if isinstance(shown, Node):
             yield from self._node(shown)
@@ -95,7 +95,7 @@ class PatternView:
         elif shown is not None and shown is not False:
             yield {"type": "text", "text": _text(shown)}
 
-    def _node(self, node: Node[Any]) -> Iterator[Tree]:
+    def _node(self, node: Node[Any]) -> Iterator[ViewTree]:
         pending, result, error, latest = node.current
         if pending:
             elapsed_s = _elapsed(node)
@@ -108,7 +108,7 @@ class PatternView:
         else:
             yield from self._trees(result)
 
-    def _element(self, element: Element) -> Iterator[Tree]:
+    def _element(self, element: Element) -> Iterator[ViewTree]:
         waits = [node for node in _nodes_in(element.values) if node.current.pending]
         failed = [node for node in _nodes_in(element.values) if node.current.error is not None]
         if failed:
@@ -135,26 +135,26 @@ class PatternView:
         else:
             yield made
 
-    def _row(self, _values: Mapping[str, Any], element: Element) -> Tree:
+    def _row(self, _values: Mapping[str, Any], element: Element) -> ViewTree:
         children = [tree for child in element.children for tree in self._trees(child)]
         return {"type": element.kind, "children": children}
 
     _column = _row
 
     @staticmethod
-    def _text(values: Mapping[str, Any], _element: Element) -> Tree:
+    def _text(values: Mapping[str, Any], _element: Element) -> ViewTree:
         return {"type": "text", "text": _joined(values["text"])}
 
     @staticmethod
-    def _pre(values: Mapping[str, Any], _element: Element) -> Tree | None:
+    def _pre(values: Mapping[str, Any], _element: Element) -> ViewTree | None:
         return {"type": "pre", "text": _joined(values["text"]), "error": bool(values["error"])}
 
     @staticmethod
-    def _heading(values: Mapping[str, Any], _element: Element) -> Tree:
+    def _heading(values: Mapping[str, Any], _element: Element) -> ViewTree:
         return {"type": "heading", "level": min(max(int(values["level"]), 1), 3), "text": _joined(values["text"])}
 
     @staticmethod
-    def _table(values: Mapping[str, Any], _element: Element) -> Tree:
+    def _table(values: Mapping[str, Any], _element: Element) -> ViewTree:
         rows = list(itertools.islice(values["rows"], MAX_ROWS))
         return {
             "type": "table",
@@ -163,7 +163,7 @@ class PatternView:
         }
 
     @staticmethod
-    def _image(values: Mapping[str, Any], _element: Element) -> Tree:
+    def _image(values: Mapping[str, Any], _element: Element) -> ViewTree:
         content = values["content"]
         if not isinstance(content, bytes):
             raise InvalidRequest("an image is the bytes of a PNG, JPEG, GIF or WebP file, such as of result.file_bytes")
@@ -178,7 +178,7 @@ class PatternView:
         return {"type": "image", "url": f"data:image/{kind};base64,{encoded}", "alt": _text(values["alt"])}
 
     @staticmethod
-    def _svg(values: Mapping[str, Any], _element: Element) -> Tree:
+    def _svg(values: Mapping[str, Any], _element: Element) -> ViewTree:
         content = values["content"]
         if not isinstance(content, str):
             raise InvalidRequest("a drawing is the text of an SVG file, such as of result.files")
@@ -186,7 +186,7 @@ class PatternView:
         return {"type": "svg", "svg": sanitised_svg(content, prefix=prefix)}
 
     @staticmethod
-    def _chart(values: Mapping[str, Any], _element: Element) -> Tree:
+    def _chart(values: Mapping[str, Any], _element: Element) -> ViewTree:
         series = values["series"]
         if not isinstance(series, Mapping):
             raise InvalidRequest("the series of a chart are a list of numbers for each name")
@@ -201,7 +201,7 @@ class PatternView:
         }
 
     @staticmethod
-    def _loader(values: Mapping[str, Any], element: Element) -> Tree | None:
+    def _loader(values: Mapping[str, Any], element: Element) -> ViewTree | None:
         nodes: Sequence[Node[Any]] = element.values["nodes"]
         waits = [node for node in nodes if node.current.pending]
         if nodes and not waits:
@@ -209,7 +209,7 @@ class PatternView:
         elapsed_s = max((_elapsed(node) for node in waits), default=None)
         return {"type": "loader", "label": _text(values["label"] or ""), "elapsed_s": elapsed_s}
 
-    def _input(self, values: Mapping[str, Any], element: Element) -> Tree:
+    def _input(self, values: Mapping[str, Any], element: Element) -> ViewTree:
         target: Cell[Any] | Handler[..., Any] = element.values["target"]
         submits = isinstance(target, Handler)
 
@@ -231,7 +231,7 @@ class PatternView:
             "submits": submits,
         }
 
-    def _select(self, values: Mapping[str, Any], element: Element) -> Tree:
+    def _select(self, values: Mapping[str, Any], element: Element) -> ViewTree:
         target: Cell[Any] = element.values["target"]
         options = {_text(each): each for each in itertools.islice(values["options"], MAX_ROWS)}
 
@@ -248,7 +248,7 @@ class PatternView:
             "options": list(options),
         }
 
-    def _button(self, values: Mapping[str, Any], element: Element) -> Tree:
+    def _button(self, values: Mapping[str, Any], element: Element) -> ViewTree:
         target: Handler[..., Any] = element.values["target"]
 
         def act(_value: str | None) -> None:
@@ -358,13 +358,13 @@ def convert(text: str, like: object, name: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------- terminals
 
 
-def to_text(tree: Tree, *, columns: int | None = None) -> str:
+def to_text(tree: ViewTree, *, columns: int | None = None) -> str:
     """A tree as lines for a terminal. Control characters of its texts are left out."""
     width = columns or shutil.get_terminal_size().columns
     return "\n".join(_lines(tree, max(width, 20)))
 
 
-def _lines(tree: Tree, width: int) -> Iterator[str]:
+def _lines(tree: ViewTree, width: int) -> Iterator[str]:
     kind = tree["type"]
     match kind:
         case "row" | "column" | "stale":
@@ -414,7 +414,7 @@ def _table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
             yield "  ".join("─" * width for width in widths)
 
 
-def _chart_lines(tree: Tree, width: int) -> Iterator[str]:
+def _chart_lines(tree: ViewTree, width: int) -> Iterator[str]:
     """A bar for each value: of a line chart too, where a terminal has no finer means."""
     for series in tree["series"]:
         yield _plain(series["name"])

@@ -18,6 +18,7 @@ from atoll.reactive.builtins import CommandResult, Given, command_in
 from atoll.reactive.graph import Graph, computed, current_graph, value_of
 from atoll.reactive.nodes import Computed, Node
 from atoll.reactive.operations import Operation
+from atoll.reactive.prepared import PreparedSandboxes, SandboxKind
 from atoll.runtime.sandbox import Sandbox
 from atoll.tools.tool import ToolSet
 
@@ -130,7 +131,7 @@ class SandboxHandle:
         before = self._box
         if before is not None and before.info.image == (image or engine.default_image):
             return before
-        box = await engine.create(image=image, network=self._network, ephemeral=True)
+        box = await PreparedSandboxes.of(self._graph).take(SandboxKind(image, self._network))
         try:
             if before is not None:
                 await _copy_home(before, box)

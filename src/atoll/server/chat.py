@@ -602,6 +602,11 @@ def _for_clients(error: Exception) -> Exception:
     if isinstance(cause, rejected) and not isinstance(cause, of_operator):
         return error
     _log.warning("a model failed: %s", error.hint or error.message)
+    if isinstance(cause, InvalidRequest):  # no time will help
+        return ModelUnavailable(
+            "this server is not set up for the model, such as without the key of its provider; the server's log says "
+            "what its operator has to do"
+        )
     if isinstance(error, ModelUnavailable):
         return ModelUnavailable("the model is not available now; try again later, and resume the conversation")
     return ModelFailed("the request to the model failed; the server's log has the reason")

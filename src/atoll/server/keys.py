@@ -159,8 +159,8 @@ class ApiKeys:
         right = hmac.compare_digest(given, known.secret_sha256 if known else _NO_DIGEST)
         if not right or known is None or not _is_valid(known.key):
             raise Unauthenticated(
-                "this needs an API key of this server, in the header X-API-Key, or as the bearer token: "
-                "Authorization: Bearer KEY"
+                "the API key is not valid: this server does not know it, or it was revoked, or it has expired; "
+                "`atoll keys ls` on the server's machine lists the keys"
             )
         if known.tenant_disabled:
             raise Forbidden(f"the tenant {known.key.tenant!r} is disabled")

@@ -58,9 +58,13 @@ HEADINGS = {
     "agent": "Models",
     "python": "Code that calls tools",
     "serve": "Server",
+    "bundle": "Agents of a server",
     "doctor": "This installation",
 }
 """The headings of the help, and the modules that they stand before."""
+_DESCRIPTION = """Give every AI agent its own Linux machine, on your own hardware.
+
+With ATOLL_URL and ATOLL_API_KEY set, commands work with the sandboxes of that server (`atoll serve`)."""
 ALIASES = {
     "delete": ("rm",),
     "list": ("ls",),
@@ -138,7 +142,7 @@ class App(AtollGroup):
     """The commands of all modules."""
 
     def __init__(self) -> None:
-        super().__init__("atoll", "Give every AI agent its own Linux machine, on your own hardware.", root)
+        super().__init__("atoll", _DESCRIPTION, root)
 
     def shown_parameters(self) -> list[Parameter]:
         version, *completions = parameters_of(root).values()

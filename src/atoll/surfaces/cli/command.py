@@ -151,7 +151,9 @@ class CommandContext:
 
         Raises:
             CallerError: what the server needs is not installed.
+            InvalidRequest: ATOLL_URL names a server, whose data may be elsewhere.
         """
+        self.require_local()
         from pathlib import Path
 
         from atoll.settings import Settings

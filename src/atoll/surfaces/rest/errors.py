@@ -88,6 +88,8 @@ _NOT_FOUND: Mapping[type[AtollError], str] = {
     VolumeNotFound: "no volume is named {name!r}",
 }
 """Messages without the names that there are."""
+_TOLD_ERRORS = 3
+"""How many of the errors of an invalid request its message names; `details.errors` has them all."""
 _HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
 _PRESENT = " (present here: "
 """Before the images of the machine, in the message of `ImageUnavailable`."""
@@ -180,7 +182,7 @@ def answer_to(error: Exception, request_id: str) -> JSONResponse:
 
 
 _HTTP_MESSAGES = {
-    404: "there is nothing at this path; the paths are in /openapi.json",
+    404: "there is nothing at this path; the paths are in /openapi.json, and as a page in /docs",
     405: "this path does not have this method; the header Allow names those that it has",
 }
 
@@ -215,17 +217,26 @@ def _answer_to_invalid(
 ) -> JSONResponse:
     """Without the values: one of them may be a secret."""
     found = [
-        {"where": [*map(str, each["loc"])], "message": _plain(each["msg"]), "type": each["type"]}
+        {"where": [*map(str, each["loc"])], "message": _plain(each), "type": each["type"]}
         for each in error.errors()[:32]
     ]
-    first = found[0] if found else {"where": [], "message": "the request is not valid"}
-    where = ".".join(first["where"])
-    message = f"{where}: {first['message']}" if where else str(first["message"])
+    told = [": ".join(filter(None, (".".join(each["where"]), each["message"]))) for each in found[:_TOLD_ERRORS]]
+    message = "; ".join(told) or "the request is not valid"
     return error_answer(400, message, request_id, code=InvalidRequest.code, details={"errors": found})
 
 
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ")
+def _plain(error: Mapping[str, Any]) -> str:
+    """What is wrong with one value, for people who do not know pydantic."""
+    match error["type"]:
+        case "extra_forbidden":
+            return "there is no such field; /docs has those that there are"
+        case "missing":
+            return "it is required"
+        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
+            return "it has to be a JSON object"
+        case "json_invalid":
+            return f"it is not valid JSON: {error.get('ctx', {}).get('error', 'it ends too early')}"
+    return str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
 
 
 # ------------------------------------------------------------------------------------------------------------- install

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -79,6 +79,7 @@ class ServerApp:
         app.add_api_route("/healthz", self._healthz, methods=["GET", "HEAD"], include_in_schema=False)
         app.add_api_route("/readyz", self._readyz, methods=["GET", "HEAD"], include_in_schema=False)
         app.add_api_route("/metrics", self._metrics_text, methods=["GET"], include_in_schema=False)
+        app.add_api_route("/", self._root, methods=["GET"], include_in_schema=False)
         app.add_api_route("/docs", self._docs, methods=["GET"], include_in_schema=False)
         return app
 
@@ -111,6 +112,10 @@ class ServerApp:
         if key.tenant is not None:
             raise Forbidden("metrics name all tenants: they are for a key of the server itself")
         return Response(await self._metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _root(self) -> Response:
+        """For a person who opens the server's address in a browser."""
+        return RedirectResponse("/docs", 303)
 
     async def _docs(self, request: Request) -> Response:
         page = docs_page.render(request.app.openapi())

@@ -7,6 +7,7 @@ Owns how it looks. It loads nothing and runs no script, so its policy forbids bo
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from typing import Any
 
@@ -29,10 +30,14 @@ code, pre { font: .875em/1.5 ui-monospace, monospace; }
 pre { overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-radius: .4rem; }
 details { border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0; padding: .5rem .8rem; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
+summary small { display: block; margin-left: 5.6rem; color: var(--soft); }
 .method { display: inline-block; min-width: 4.5rem; font-weight: 600; color: var(--sea); }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0; }
 td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-top: 1px solid var(--line); }
 """
+_CODE = re.compile(r"`([^`]+)`")
+_FIRST_TAG = "sandboxes"
+"""Where the reader begins; the others come in the order of the document."""
 _METHODS = ("get", "post", "put", "patch", "delete", "head", "options")
 
 
@@ -47,10 +52,9 @@ def render(document: dict[str, Any]) -> str:
                 operation = item[method]
                 tag = next(iter(operation.get("tags", ())), "other")
                 by_tag.setdefault(tag, []).append(_operation(method, path, operation))
-    contents = " · ".join(f'<a href="#{escape(tag)}">{escape(tag)}</a>' for tag in by_tag)
-    sections = "".join(
-        f'<h2 id="{escape(tag)}">{escape(tag)}</h2>{"".join(operations)}' for tag, operations in by_tag.items()
-    )
+    tags = sorted(by_tag, key=lambda tag: tag != _FIRST_TAG)
+    contents = " · ".join(f'<a href="#{_anchor(tag)}">{escape(tag)}</a>' for tag in tags)
+    sections = "".join(f'<h2 id="{_anchor(tag)}">{escape(tag)}</h2>{"".join(by_tag[tag])}' for tag in tags)
     schemas = "".join(
         f'<details id="schema-{escape(name)}"><summary>{escape(name)}</summary>{_json(schema)}</details>'
         for name, schema in document.get("components", {}).get("schemas", {}).items()
@@ -58,7 +62,7 @@ def render(document: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>{title}</h1><p>{escape(info.get('description', ''))}</p>"
+        f"<h1>{title}</h1><p>{_prose(info.get('description', ''))}</p>"
         f'<p>The same for programs: <a href="/openapi.json">openapi.json</a></p><p>{contents}</p>{sections}'
         f'<h2 id="schemas">Schemas</h2>{schemas}</body></html>'
     )
@@ -66,13 +70,14 @@ def render(document: dict[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     name = escape(operation.get("operationId", ""))
-    parts = [f"<p>{escape(operation.get('description') or operation.get('summary', ''))}</p>"]
+    description = operation.get("description") or operation.get("summary", "")
+    parts = [f"<p>{_prose(description)}</p>"]
     parameters = [each for each in operation.get("parameters", ()) if "name" in each]
     if parameters:
         rows = "".join(
             f"<tr><td><code>{escape(each['name'])}</code></td><td>{escape(each.get('in', ''))}"
             f"{', required' if each.get('required') else ''}</td><td>{_type(each.get('schema', {}))} "
-            f"{escape(each.get('description', ''))}</td></tr>"
+            f"{_prose(each.get('description', ''))}</td></tr>"
             for each in parameters
         )
         parts.append(f"<table><tr><th>Parameter</th><th>In</th><th></th></tr>{rows}</table>")
@@ -80,14 +85,28 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         parts.append(f"<p>Body: <code>{escape(kind)}</code> {_type(content.get('schema', {}))}</p>")
     rows = "".join(
         f"<tr><td><code>{escape(str(status))}</code></td>"
-        f"<td>{escape(response.get('description', ''))} {_bodies(response)}</td></tr>"
+        f"<td>{_prose(response.get('description', ''))} {_bodies(response)}</td></tr>"
         for status, response in operation.get("responses", {}).items()
     )
     parts.append(f"<table><tr><th>Status</th><th></th></tr>{rows}</table>")
     return (
         f'<details id="{name}"><summary><span class="method">{method.upper()}</span><code>{escape(path)}</code>'
-        f"</summary>{''.join(parts)}</details>"
+        f"<small>{_prose(_first_sentence(description))}</small></summary>{''.join(parts)}</details>"
     )
+
+
+def _first_sentence(text: str) -> str:
+    sentence, end, _ = " ".join(text.split()).partition(". ")
+    return sentence + end.strip()
+
+
+def _anchor(tag: str) -> str:
+    return escape(tag.replace(" ", "-"))
+
+
+def _prose(text: str) -> str:
+    """Escaped, with `code` set as such."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def _bodies(response: dict[str, Any]) -> str:

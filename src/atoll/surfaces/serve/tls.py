@@ -141,6 +141,7 @@ def _is_address(name: str) -> bool:
 def how_to_trust(authority: Path) -> str:
     """A line for the operator."""
     return (
-        f"Clients have to trust the server's authority: curl --cacert {authority}, or copy it to "
+        f"Clients have to trust the server's authority: ATOLL_CA_FILE={authority}, curl --cacert {authority}, "
+        "or copy it to "
         "/usr/local/share/ca-certificates/atoll.crt and run update-ca-certificates"
     )

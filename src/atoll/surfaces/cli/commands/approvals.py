@@ -25,7 +25,7 @@ def approvals(context: CommandContext) -> Work | None:
     return _ls(context) if context.invoked_subcommand is None else None
 
 
-commands = CommandModule("approvals", "List, show, allow and deny calls of tools that wait for a person.", approvals)
+commands = CommandModule("approvals", "List, allow and deny calls of tools that wait for a person.", approvals)
 
 
 @commands.command()

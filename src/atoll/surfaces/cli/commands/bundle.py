@@ -90,13 +90,12 @@ def check(
     context: CommandContext,
     source: SourceArgument,
     tool: Annotated[str | None, Option("--tool", metavar="NAME", help="Call this tool.")] = None,
-    args: Annotated[
-        str | None, Option("--args", metavar="JSON", help="Its arguments, an object.  [default: none]")
-    ] = None,
+    args: Annotated[str | None, Option("--args", metavar="JSON", help="Its arguments.  [default: none]")] = None,
 ) -> Work:
-    """Pack a bundle, read it as a server does, build it in a sandbox, and import its tools.
+    """Check that a bundle works, in a sandbox here.
 
-    With --tool, one of them is called. The exit status is 1 if any of it fails. Nothing is left.
+    It is packed, read as a server does, built in a sandbox, and its tools are imported. With --tool, one of them is
+    called. The exit status is 1 if any of it fails. Nothing is left.
     """
     context.require_local()
     if args is not None and tool is None:
@@ -159,7 +158,8 @@ def _show(
         }
         render.emit_json(shown)
         return
-    render.note(f"{len(bundle.tools)} tools, {render.human_bytes(size_bytes)}, sha256 {bundle.sha256}")
+    count = "1 tool" if len(bundle.tools) == 1 else f"{len(bundle.tools)} tools"
+    render.note(f"{count}, {render.human_bytes(size_bytes)}, sha256 {bundle.sha256}")
     for tool in bundle.tools:
         takes = ", ".join(tool.input_schema.get("properties", {})) or "anything"
         render.note(f"  {tool.name}: {tool.description}  (takes {takes})")
@@ -173,9 +173,10 @@ def _show(
 
 @commands.command()
 async def push(context: CommandContext, source: SourceArgument) -> int:
-    """Upload a bundle to the server of ATOLL_URL, or to that of this machine's state directory.
+    """Upload a bundle to a server.
 
-    Prints what `provisioning_bundle` of a config needs. The same bytes again are the same bundle.
+    It is the server of ATOLL_URL, or without one that of this machine's state directory. Prints what
+    `provisioning_bundle` of a config needs. The same bytes again are the same bundle.
     """
     with _archive(source) as path:
         stored = await _upload(context, path)

@@ -11,8 +11,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
-
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.surfaces.cli import render
 from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
@@ -47,8 +45,8 @@ def chat(
         Option(
             "--results",
             metavar="FILE",
-            help="Send the results of the calls that it waits for: a JSON list of {tool_call_id, name, content}; - "
-            "reads standard input.",
+            help="Send the results of the calls that it waits for: a JSON list of objects with "
+            "tool_call_id, name and content; - reads standard input.",
         ),
     ] = None,
     resume: Annotated[
@@ -160,6 +158,7 @@ class _Talk:
 
     async def _send(self, body: dict[str, Any]) -> dict[str, Any]:
         """Send something, show what happens, and return the answer. A turn that is left is cancelled."""
+        import anyio
         from pydantic import TypeAdapter
 
         from atoll.agents.history import History

@@ -100,7 +100,12 @@ def create(
     ] = False,
     scope: Annotated[
         list[str] | None,
-        Option("--scope", metavar="SCOPE", help="It may do only this: sandboxes:read. Repeatable.  [default: all]"),
+        Option(
+            "--scope",
+            metavar="SCOPE",
+            help="It may do only this: sandboxes:read, sandboxes:exec, chat, …; a wrong one is answered with all that "
+            "there are. Repeatable.  [default: all]",
+        ),
     ] = None,
     ttl: Annotated[
         float | None,

@@ -24,7 +24,7 @@ _REDRAW_S = 0.1
 _SHOWN_OUTPUT_LINES = 3
 _MOST_LINES = 12
 
-commands = CommandModule("pattern", "Run reactive patterns: Python files whose commands run again when inputs change.")
+commands = CommandModule("pattern", "Run reactive patterns: steps that follow changed inputs.")
 
 FileArgument = Annotated[
     str, Argument(metavar="FILE[:NAME]", help="A Python file, and which of its patterns.  [default: its only one]")
@@ -73,7 +73,10 @@ def graph(
     allow: AllowOption = None,
     svg: Annotated[bool, Option("--svg", help="Print a drawing.  [default: a line for each node]")] = False,
 ) -> Work:
-    """Run a pattern, and print its graph: what each node reads, its state, its runs and how long the last one took."""
+    """Run a pattern, and print its graph.
+
+    A line for each node: what it reads, its state, its runs and how long the last one took.
+    """
     return _graph(context, _options(file, set_, allow), svg=svg)
 
 
@@ -82,7 +85,7 @@ def _options(file: str, inputs: Sequence[str] | None, allow: Sequence[str] | Non
     for each in inputs or ():
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise InvalidRequest(f"--set {each}: write NAME=VALUE")
+            raise InvalidRequest(f"--set {each}: write NAME=VALUE, such as --set code='print(6 * 7)'")
         given[name] = value
     return PatternOptions(file, given, tuple(allow or ()))
 

@@ -68,8 +68,9 @@ def serve(
     ] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="With --install: print the unit instead.")] = False,
 ) -> Work | int:
-    """Serve sandboxes to programs elsewhere: REST, MCP and previews on one port.
+    """Serve sandboxes and agents to programs elsewhere.
 
+    REST, chat with agents, MCP and previews are on one port; /docs is a page about the REST API.
     Prints its URL and, the first time, the key of its administrator, once. Sandboxes go on when it ends. Signals:
     SIGTERM ends it in order, SIGHUP reads certificates again. docs/deploy.md is about running it as a service.
 
@@ -132,6 +133,8 @@ async def _serve(context: CommandContext, loaded: LoadedSettings) -> int:
                 render.say(ready.url)
                 if key is not None:
                     render.say(f"The administrator's key, which is shown this once: {key}")
+                    render.say(f"For commands elsewhere: export ATOLL_URL={ready.url} ATOLL_API_KEY=KEY")
+                    render.say(f"For programs: {ready.url}/docs")
                 if ready.authority is not None:
                     render.say(how_to_trust(ready.authority))
             sys.stdout.flush()
@@ -147,12 +150,9 @@ def config(context: CommandContext, config: Annotated[Path | None, _CONFIG] = No
     """Show the settings of `atoll serve`, and where each came from."""
     loaded = _load(context, {}, config)
     shown = loaded.shown()
-    width = max(len(each.name) for each in shown)
-    values = [_text(each.value) for each in shown]
-    lines = [
-        f"{each.name:{width}}  {value:{min(40, max(map(len, values)))}}  {each.origin}"
-        for each, value in zip(shown, values, strict=True)
-    ]
+    lines = render.table_lines(
+        ("SETTING", "VALUE", "FROM"), [(each.name, _text(each.value), each.origin) for each in shown], flex=1
+    )
     return context.answer(
         [{"name": each.name, "value": each.value, "origin": each.origin} for each in shown], "\n".join(lines)
     )
@@ -161,6 +161,8 @@ def config(context: CommandContext, config: Annotated[Path | None, _CONFIG] = No
 def _text(value: object) -> str:
     if value is None:
         return "unset"
+    if value in ("", []):
+        return "none"
     return (
         ",".join(map(str, value))
         if isinstance(value, list)

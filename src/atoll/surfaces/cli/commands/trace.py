@@ -28,7 +28,9 @@ def trace(
         Path | None, Option("--html", metavar="FILE", help="Write the timeline to this file, as a page for a browser.")
     ] = None,
 ) -> Work:
-    """Draw the timeline of a code session: its executions, and the calls of tools in them.
+    """Draw the timeline of a code session.
+
+    It has the session's executions, and the calls of tools in them.
 
     Sessions of `atoll python`, `atoll agent --code`, `atoll mcp --tools code` and of programs that record them have
     one, and keep it when they have ended.
