@@ -519,6 +519,31 @@ async def test_what_a_model_is_told_of_a_clients_tool(
     assert declared["input_schema"]["required"] == ["path"]
 
 
+async def test_results_may_have_parts_and_images_are_shown(
+    client: httpx2.AsyncClient, slow: str, anthropic: Anthropic
+) -> None:
+    api = anthropic([Say(calls=[("read_file", {"path": "x"})]), Say("seen")])
+    first = await say(client, slow, message="1")
+    (call,) = first["tool_calls"]
+    image = "data:image/png;base64,iVBORw0KGgo="
+    parts = [
+        {"kind": "text", "content": "Here it is:"},
+        {"kind": "image-url", "url": image},
+        {"kind": "web-url", "url": "https://example.com/page"},
+    ]
+    given = {"tool_call_id": call["id"], "name": "read_file"}
+    talk = first["conversation_id"]
+    wrong = [{**given, "content": [{"kind": "image-url", "content": "x"}]}]
+    assert (await refused(client, slow, conversation_id=talk, tool_results=wrong))[0] == 400
+    assert await say(client, slow, conversation_id=talk, tool_results=[{**given, "content": parts}])
+    blocks = api.requests[-1]["messages"][-1]["content"]
+    assert image.partition(",")[2] in json.dumps(blocks)
+    assert "[web] https://example.com/page" in json.dumps(blocks)
+    shown = (await client.get(f"/api/v1/conversations/{talk}")).json()["messages"][2]
+    assert "[image/png, 8 bytes]" in shown["content"]
+    assert api.complaints == []
+
+
 async def test_scopes_say_who_may_read_change_and_chat(served: Served, client: httpx2.AsyncClient, config: str) -> None:
     made = await client.post("/api/v1/keys", json={"name": "reader", "scopes": ["agents:read"]})
     async with served.client(made.json()["text"]) as reader:

@@ -101,7 +101,8 @@ async def test_conversations_of_a_config_share_its_workspace(client: httpx2.Asyn
     found = await workspace(client, config)
     assert found["state"] == "running"
     (instance,) = (await client.get(f"/api/v1/configs/{config}/workspace/instances")).json()["items"]
-    assert (instance["external_id"], instance["state"], instance["reason"]) == (found["instance"], "running", None)
+    assert instance == found["instance"]
+    assert (instance["state"], instance["reason"]) == ("running", None)
     path = f"/api/v1/configs/{config}/workspace/instances/{instance['external_id']}"
     assert (await client.get(path)).json()["ready_at"] is not None
     assert (await client.get(f"{path}x")).status_code == 404

@@ -448,7 +448,7 @@ class _Run:
 
         async def ended(index: int, result: ToolResult, outcome: Any = None) -> None:
             call = calls[index]
-            part = results[index] = _return(call, result, outcome or ("failed" if result.is_error else "success"))
+            part = results[index] = tool_return(call, result, outcome or ("failed" if result.is_error else "success"))
             await self._record(part)
             duration_s = 0.0 if outcome == "denied" else time.monotonic() - began
             await self._emit(
@@ -527,7 +527,8 @@ def _shown_arguments(call: ToolCallPart) -> dict[str, Any] | str:
     return str(call.args) if arguments is None else arguments
 
 
-def _return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolReturnPart:
+def tool_return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolReturnPart:
+    """The result of a call, as a message to the model has it."""
     if isinstance(result.content, str):
         content: Any = result.content if result.content.strip() else _BLANK
     else:

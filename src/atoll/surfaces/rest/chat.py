@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Header, Path, Request
 from fastapi.responses import Response
-from pydantic import Field
-from pydantic_ai.messages import ToolReturnPart
+from pydantic import Field, model_validator
+from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 
+from atoll.agents.loop import tool_return
+from atoll.bundles.results import MAX_PARTS, PartKind, read_result
 from atoll.contract.errors import Conflict, InvalidRequest
 from atoll.server.chat import ChatAnswer, ChatInput, TurnRun
 from atoll.server.conversations import ChatTurn
@@ -28,9 +30,9 @@ from atoll.surfaces.rest.event_stream import MEDIA_TYPE, EventStream, ServerEven
 from atoll.surfaces.rest.exec import CLIENT_LEFT, until_left, wants_events
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
 from atoll.surfaces.rest.pages import JsonBody, RequestBody, answer
-from atoll.tools.tool import readable
 
 MAX_MESSAGE_CHARS = 1_000_000
+MAX_PART_CHARS = 8_000_000
 MAX_RESULTS = 128
 router = APIRouter(prefix="/api/v1/chat/{config}", tags=["chat"], route_class=ApiRoute)
 TurnPath = Annotated[str, Path(description="The id of a turn.", max_length=64)]
@@ -41,13 +43,33 @@ _EVENTS = (
 )
 
 
+class ResultPart(RequestBody):
+    """A part of a result: text, or a URL (`http(s):` or `data:` with base64). Models that see are shown images."""
+
+    kind: PartKind
+    content: str | None = Field(default=None, max_length=MAX_MESSAGE_CHARS)
+    """Of the kind `text`."""
+    url: str | None = Field(default=None, max_length=MAX_PART_CHARS)
+    """Of the other kinds."""
+
+    @model_validator(mode="after")
+    def _has_its_value(self) -> Self:
+        wanted, other = (self.content, self.url) if self.kind == "text" else (self.url, self.content)
+        if wanted is None or other is not None:
+            raise ValueError("a part of the kind text has content, one of another kind a url")
+        return self
+
+
 class ToolResultInput(RequestBody):
     """The result of a call that the client has made."""
 
     tool_call_id: str = Field(min_length=1, max_length=256, examples=["call_01"])
     name: str = Field(min_length=1, max_length=64, examples=["write_file"])
-    content: str = Field(max_length=MAX_MESSAGE_CHARS, examples=["ok"])
-    """What the model reads."""
+    content: (
+        Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+        | Annotated[list[ResultPart], Field(min_length=1, max_length=MAX_PARTS)]
+    ) = Field(examples=["ok"])
+    """What the model reads: text, or parts."""
     is_error: bool = False
     """Whether the call failed; `content` says why."""
 
@@ -186,9 +208,13 @@ def _input(body: ChatBody) -> ChatInput:
 
 
 def _result(given: ToolResultInput) -> ToolReturnPart:
-    content = readable(given.content)
-    outcome: Any = "failed" if given.is_error else "success"
-    return ToolReturnPart(given.name, content if content.strip() else "[blank]", given.tool_call_id, outcome=outcome)
+    if isinstance(given.content, str):
+        message: dict[str, Any] = {"text": given.content}
+    else:
+        message = {"parts": [part.model_dump() for part in given.content]}
+    result = read_result({"ok": not given.is_error, **message})
+    call = ToolCallPart(given.name, {}, given.tool_call_id)
+    return tool_return(call, result, "failed" if given.is_error else "success")
 
 
 async def _events(run: TurnRun, after: str | None) -> AsyncIterator[ServerEvent]:

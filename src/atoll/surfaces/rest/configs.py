@@ -14,7 +14,6 @@ from pydantic import Field, SecretStr
 
 from atoll.bundles.workspace import WorkspaceInstance, WorkspaceState
 from atoll.contract.errors import InvalidRequest
-from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
@@ -47,6 +46,7 @@ from atoll.surfaces.rest.pages import (
     page_answer,
 )
 from atoll.surfaces.rest.sandboxes import SecretInput
+from atoll.tools.tool import StrictModel
 
 router = APIRouter(prefix="/api/v1/configs", tags=["agents"], route_class=ApiRoute)
 AgentReader = Annotated[Caller, Depends(requires("agents:read"))]
@@ -99,7 +99,7 @@ class ConfigUpdate(RequestBody):
     """The version that the client knows. If there is a newer one, nothing is changed (409)."""
 
 
-class WorkspaceBody(Frozen):
+class WorkspaceBody(StrictModel):
     """The workspace of a config."""
 
     config_id: str
@@ -107,8 +107,8 @@ class WorkspaceBody(Frozen):
     """Unset: it has never been booted; the first call of a tool does that."""
     sandbox: str
     """The name of its sandbox."""
-    instance: str | None
-    """The `external_id` of its newest instance."""
+    instance: WorkspaceInstance | None
+    """Its newest one."""
 
 
 @router.post(
@@ -205,7 +205,7 @@ async def workspace(caller: AgentReader, config: ConfigPath) -> Response:
             config_id=found.id,
             state=None if newest is None else newest.state,
             sandbox=found.sandbox,
-            instance=None if newest is None else newest.external_id,
+            instance=newest,
         )
     )
 
