@@ -3592,6 +3592,27 @@ export interface components {
             /** Warnings */
             warnings: string[];
         };
+        /**
+         * ResultPart
+         * @description A part of a result: text, or a URL (`http(s):` or `data:` with base64). Models that see are shown images.
+         */
+        ResultPart: {
+            /**
+             * Content
+             * @description Of the kind `text`.
+             */
+            content?: string | null;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "text" | "image-url" | "audio-url" | "video-url" | "document-url" | "web-url" | "api-url";
+            /**
+             * Url
+             * @description Of the other kinds.
+             */
+            url?: string | null;
+        };
         /** ResultsBody */
         ResultsBody: {
             /** Results */
@@ -4305,10 +4326,10 @@ export interface components {
         ToolResultInput: {
             /**
              * Content
-             * @description What the model reads.
+             * @description What the model reads: text, or parts.
              * @example ok
              */
-            content: string;
+            content: string | components["schemas"]["ResultPart"][];
             /**
              * Is Error
              * @description Whether the call failed; `content` says why.
@@ -4574,8 +4595,7 @@ export interface components {
         WorkspaceBody: {
             /** Config Id */
             config_id: string;
-            /** Instance */
-            instance: string | null;
+            instance: components["schemas"]["WorkspaceInstance"] | null;
             /** Sandbox */
             sandbox: string;
             /** State */
