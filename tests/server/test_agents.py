@@ -14,9 +14,10 @@ from pydantic import SecretStr
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RequestUsage
 
+from atoll.agents.loop import TextEvent, Tokens
 from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
 from atoll.contract.secret import Secret
-from atoll.server.chat import ChatInput
+from atoll.server.chat import MAX_EVENT_BYTES, ChatInput, TurnRun
 from atoll.server.configs import AgentConfig, AgentDefinition
 from atoll.server.conversations import OpenTurn
 from atoll.server.server import Server
@@ -239,3 +240,14 @@ async def test_of_two_changes_at_once_one_is_told_of_the_other(
             tasks.start_soon(rename, name)
     assert sorted(outcomes) == ["changed", "refused"]
     assert (await server.configs.get("default", config.id)).version == 2
+
+
+async def test_a_client_that_comes_back_late_is_told_that_events_are_lost(config: AgentConfig) -> None:
+    run = TurnRun(OpenTurn("turn_1", "talk", "default", config.id, 1, 0, Tokens()), streams=True)
+    for number in range(4):
+        run.emit(TextEvent(text=str(number) * (MAX_EVENT_BYTES // 3)))
+    run.finish(ConversationNotFound("gone"))
+    seen = [(id, None if event is None else event.model_dump()["text"][0]) async for id, event in run.follow("0-1")]
+    assert seen == [("0-2", None), ("0-3", "2"), ("0-4", "3")]
+    with pytest.raises(ConversationNotFound):
+        await run.answer()

@@ -67,11 +67,11 @@ if TYPE_CHECKING:
 
 MAX_TURNS = 256
 """Of one tenant, at the same time."""
-MAX_EVENTS = 20_000
-"""Of one turn that are kept for clients that come back."""
+MAX_EVENT_BYTES = 1024 * 1024
+"""Of one turn's events that are kept for clients that come back. The newest is kept in any case."""
 REMEMBERED_S = 300.0
 """How long the events of a turn are kept after its end."""
-MAX_REMEMBERED = 512
+MAX_REMEMBERED = 256
 _log = logging.getLogger(__name__)
 
 
@@ -124,18 +124,25 @@ class TurnRun:
         """True: a client has asked for its end."""
         self.ended_at: float | None = None
         self._first = turn.steps
-        self._events: deque[tuple[int, AgentEvent]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[tuple[int, int, AgentEvent]] = deque()
+        """Each with its number and its size."""
+        self._bytes = 0
         self._count = 0
         self._changed = anyio.Event()
         self._outcome: ChatAnswer | Exception | None = None
 
     def emit(self, event: AgentEvent) -> None:
         self._count += 1
-        self._events.append((self._count, event))
+        size = len(event.model_dump_json())
+        self._events.append((self._count, size, event))
+        self._bytes += size
+        while self._bytes > MAX_EVENT_BYTES and len(self._events) > 1:
+            self._bytes -= self._events.popleft()[1]
         self._wake()
 
     def finish(self, outcome: ChatAnswer | Exception | None) -> None:
         self._outcome = outcome
+        self.turn.history = []  # it is remembered for its events
         self.ended_at = time.monotonic()
         self._wake()
 
@@ -168,7 +175,7 @@ class TurnRun:
             if reached + 1 < first:
                 reached = first - 1
                 yield self._id(reached), None
-            for number, event in [each for each in self._events if each[0] > reached]:
+            for number, _, event in [each for each in self._events if each[0] > reached]:
                 reached = number
                 yield self._id(number), event
             if self.ended_at is not None and reached == self._count:
@@ -242,6 +249,7 @@ class Chat:
         except BaseException:
             self._lost.add(turn.id)
             raise
+        self._lost.discard(turn.id)
         run = self._runs[turn.id] = TurnRun(turn, streams=streams)
         task = asyncio.create_task(self._run(run, tenant, config), name=f"atoll {turn.id}")
         self._tasks.add(task)
