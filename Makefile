@@ -122,6 +122,7 @@ lock: ## pin the dependencies again; UPGRADE=1 takes the newest versions
 
 clean: ## remove everything built, installed and cached in this directory
 	rm -rf .venv dist $(NATIVE) tests/fuzz/out clients/typescript/dist clients/typescript/node_modules
+	rm -rf tests/e2b/javascript/node_modules
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
