@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -214,13 +214,18 @@ def _answer_to_invalid(
 ) -> JSONResponse:
     """Without the values: one of them may be a secret."""
     found = [
-        {"where": [*map(str, each["loc"])], "message": _plain(each["msg"]), "type": each["type"]}
+        {"where": _where(each["loc"]), "message": _plain(each["msg"]), "type": each["type"]}
         for each in error.errors()[:32]
     ]
     first = found[0] if found else {"where": [], "message": "the request is not valid"}
     where = ".".join(first["where"])
     message = f"{where}: {first['message']}" if where else str(first["message"])
     return error_answer(400, message, request_id, code=InvalidRequest.code, details={"errors": found})
+
+
+def _where(loc: Sequence[str | int]) -> list[str]:
+    """Without the names that pydantic gives to the members of a union: those of functions have addresses of memory."""
+    return [str(part) for part in loc if not (isinstance(part, str) and "[" in part)]
 
 
 def _plain(message: str) -> str:
