@@ -344,7 +344,8 @@ class Workspace:
             await self.engine.set_network(self.spec.sandbox, self.spec.network)
         wanted = self.engine.effective_limits(self.spec.limits, self._runtime)
         if sandbox.info.limits != wanted:
-            await self.engine.update(self.spec.sandbox, limits=wanted)
+            async with nullcontext() if self._admit is None else self._admit(self.spec.sandbox, wanted):
+                await self.engine.update(self.spec.sandbox, limits=wanted)
         return sandbox
 
     async def _make(self, bundle: BundleFile) -> None:
