@@ -55,6 +55,26 @@ async def test_what_is_wrong_is_refused_with_its_name(
     assert says.lower() in json.dumps(answer.json()).lower()
 
 
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8"])
+async def test_a_body_that_is_nested_too_deeply_is_refused(
+    client: httpx2.AsyncClient, content_type: str, depth: int
+) -> None:
+    nested = b"[" * depth + b"]" * depth
+    body = b'{"name": "deep", "tools_config": [{"name": "x", "input_schema": {"type": "object", "x": %s}}]}' % nested
+    answer = await client.post("/api/v1/configs", headers={"content-type": content_type}, content=body)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_what_is_refused_names_no_address_of_memory(client: httpx2.AsyncClient) -> None:
+    body = {"name": "a", "agent_type": "sandboxed", "workspace_secrets": {"TOKEN": ["swordfish"]}}
+    answer = await client.post("/api/v1/configs", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("body.workspace_secrets.TOKEN: ")
+    assert " at 0x" not in answer.text
+    assert "swordfish" not in answer.text
+
+
 def test_every_route_that_takes_json_is_read_plainly() -> None:
     routes = [each for router in rest.routers() for each in router.routes if isinstance(each, APIRoute)]
     left = [each.operation_id for each in routes if each.body_field is not None and PlainReader.of(each) is None]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from atoll.server.tenants import Quotas
 from tests.rest.serving import Served, read_events, serving
 from tests.rest.test_chat import create, refused, say
 
@@ -148,6 +149,19 @@ async def test_a_new_workspace_begins_without_the_files_of_the_old(client: httpx
     assert (await workspace(client, config))["state"] == "destroyed"
     assert (await refused(client, config, message="look"))[0] == 502  # the script expects the file
     assert (await workspace(client, config))["state"] == "running"
+
+
+async def test_limits_that_are_raised_later_count_for_the_quota(served: Served, scripts: Path) -> None:
+    key = await served.tenant("small", quotas=Quotas(memory_bytes=5 << 29))
+    async with served.client(key) as client:
+        config = await create(client, sailor(scripts, workspace_limits={"memory_bytes": 1 << 28}))
+        assert (await say(client, config, message="note"))["response"] == "Noted."
+        more = await client.patch(f"/api/v1/configs/{config}", json={"workspace_limits": {"memory_bytes": 1 << 32}})
+        assert more.status_code == 200
+        _, told = await refused(client, config, message="look")
+        assert "quota of memory_bytes does not suffice" in told
+        assert (await client.get("/api/v1/me")).json()["usage"]["memory_bytes"] == 1 << 28
+    await served.server.delete_tenant("small", destroy=True)
 
 
 async def test_a_client_side_agent_has_no_workspace(client: httpx2.AsyncClient, scripts: Path) -> None:

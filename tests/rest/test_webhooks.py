@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from anyio.abc import SocketStream
 
+from atoll.server.webhooks import ATTEMPT_TIMEOUT_S
 from atoll.testing.waiting import eventually
 from tests.rest.serving import Served, serving
 
@@ -103,6 +104,29 @@ async def test_a_delivery_is_signed_and_retried_until_it_is_acknowledged_and_nev
         assert headers["atoll-delivery"] == str(found["id"])
         assert b'"type":"updated"' in body
         assert [headers["atoll-event"] for headers, _ in receiver.got] == ["updated"] * 3 + ["test"]
+
+
+async def test_hosts_that_never_answer_do_not_delay_what_other_tenants_get(served: Served) -> None:
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with (
+        listener,  # it accepts no connection, so that nothing is ever answered
+        receiving() as receiver,
+        served.client(await served.tenant("silent")) as silent,
+        served.client(await served.tenant("waiting")) as waiting,
+    ):
+        url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/"
+        made = [(await silent.post(WEBHOOKS, json={"url": url})).json()["webhook"]["id"] for _ in range(20)]
+        for webhook in made * 2:
+            assert (await silent.post(f"{WEBHOOKS}/{webhook}/test")).status_code < 300
+
+        async def got() -> bool:
+            return bool(receiver.got)
+
+        async with a_webhook(waiting, receiver.url) as other:
+            assert (await waiting.post(f"{WEBHOOKS}/{other['webhook']['id']}/test")).status_code < 300
+            await eventually(got, "the other tenant's delivery has arrived", bound_s=ATTEMPT_TIMEOUT_S / 2)
+        for webhook in made:
+            assert (await silent.delete(f"{WEBHOOKS}/{webhook}")).status_code == 204
 
 
 async def test_a_delivery_survives_the_server_and_is_not_sent_again_after_an_acknowledgement(

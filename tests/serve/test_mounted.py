@@ -101,3 +101,24 @@ async def test_a_port_that_a_model_shows_has_a_url_of_the_server_until_its_sandb
         await eventually(has_none, "the preview ended with its sandbox")
         assert (await client.get(target, headers={"Host": shown.netloc})).status_code == 404
     await eventually(lambda: _is_empty(server), "its sandboxes ended with it")
+
+
+async def test_a_tenant_that_is_made_anew_has_nothing_of_the_sessions_of_its_name(
+    strict_server: RunningServer, server: Server
+) -> None:
+    url = strict_server.url + "/mcp"
+    old = ""
+    async with httpx2.AsyncClient(timeout=BOUND_S, headers=strict_server.headers, base_url=strict_server.url) as op:
+        for _ in range(2):
+            assert (await op.post("/api/v1/tenants", json={"name": "again"})).status_code == 201
+            _, key = await server.keys.create(tenant="again", name="mcp", role="member")
+            async with httpx2.AsyncClient(timeout=BOUND_S, headers={"X-API-Key": key.get_secret_value()}) as client:
+                session = Http(url, client)
+                if old:
+                    session.session = old
+                    assert (await session.post("tools/list")).status_code == 404
+                    session = Http(url, client)
+                await session.begin()
+                assert (await session.shell("echo hi"))["stdout"] == "hi\n"
+                old = session.session
+            assert (await op.delete("/api/v1/tenants/again", params={"destroy": "true"})).status_code == 204

@@ -16,7 +16,10 @@ from pydantic_ai.usage import RequestUsage
 
 from atoll.agents.loop import TextEvent, Tokens
 from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
+from atoll.contract.model import Limits
+from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
+from atoll.server import chat
 from atoll.server.chat import MAX_EVENT_BYTES, ChatInput, TurnRun
 from atoll.server.configs import AgentConfig, AgentDefinition
 from atoll.server.conversations import OpenTurn
@@ -194,6 +197,66 @@ async def test_a_tenant_takes_its_agents_and_bundles_with_it(server: Server, tmp
 
 async def _in_pieces(data: bytes) -> AsyncIterator[bytes]:
     yield data
+
+
+async def test_a_message_to_a_config_that_is_deleted_meanwhile_finds_none(server: Server, config: AgentConfig) -> None:
+    await server.configs.delete("default", config.id)
+    with pytest.raises(ConfigNotFound):
+        await begin(server, config)
+
+
+async def test_limits_and_network_of_a_workspace_are_changed_as_the_rest(
+    server: Server, tenant: Tenant, tmp_path: Path
+) -> None:
+    made = await server.configs.create(tenant, definition(tmp_path, agent_type="sandboxed", tools_config=("bash",)), {})
+    limits, network = Limits(memory_bytes=1 << 28), NetworkPolicy(allow=("example.com",))
+    changes = {"workspace_limits": limits, "workspace_network": network}
+    changed = await server.configs.update(tenant, made.id, changes, {})
+    assert (changed.workspace_limits, changed.workspace_network) == (limits, network)
+
+
+async def test_a_tenant_that_is_deleted_has_its_turns_cancelled(server: Server, tmp_path: Path) -> None:
+    acme = await server.tenants.create("acme")
+    made = await server.configs.create(acme, definition(tmp_path), {})
+    asked = anyio.Event()
+
+    async def never(_turn: OpenTurn) -> None:
+        asked.set()
+        await anyio.sleep_forever()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.conversations, "history", never)  # a model that takes its time
+        run = await server.chat.start(acme, made.id, ChatInput(message="Look."), request="a")
+        await asked.wait()
+    await server.delete_tenant("acme", destroy=True)
+    assert run.is_cancelled
+    with pytest.raises(Conflict, match="cancelled"):
+        await run.answer()
+
+
+async def test_of_many_turns_that_begin_at_once_no_more_run_than_a_tenant_may_have(
+    server: Server, tenant: Tenant, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MAX_TURNS", 3)
+    started: list[chat.TurnRun] = []
+    refused: list[Conflict] = []
+
+    async def never(_turn: OpenTurn) -> None:
+        await anyio.sleep_forever()
+
+    async def start(number: int) -> None:
+        try:
+            started.append(
+                await server.chat.start(tenant, config.id, ChatInput(message="Look."), request=f"request-{number}")
+            )
+        except Conflict as error:
+            refused.append(error)
+
+    monkeypatch.setattr(server.conversations, "history", never)
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(start, number)
+    assert (len(started), len(refused)) == (3, 7)
 
 
 async def test_secrets_are_encrypted_changed_one_by_one_and_shown_by_name_only(

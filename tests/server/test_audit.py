@@ -38,6 +38,18 @@ async def test_events_are_stored_before_record_returns_however_many_come_at_once
         assert len(ids) == 40
 
 
+async def test_a_text_that_a_database_cannot_hold_does_not_lose_the_events_of_others(server: Server) -> None:
+    async with anyio.create_task_group() as tasks:  # they are written together
+        tasks.start_soon(
+            server.audit.record, event(0, tenant="default", resource="chat/a\0b", details={"\ud800": "\0"})
+        )
+        for number in range(1, 5):
+            tasks.start_soon(server.audit.record, event(number, tenant="other"))
+    stored = {each.request_id: each for each in await server.audit.query(None)}
+    assert sorted(stored) == ["r0", "r1", "r2", "r3", "r4"]
+    assert (stored["r0"].resource, stored["r0"].details) == ("chat/a\\0b", {"\\ud800": "\\0"})
+
+
 async def test_an_event_is_stored_as_it_is_and_long_texts_are_cut(server: Server) -> None:
     whole = event(
         1, tenant="default", key="k1", key_name="ci", client="192.0.2.7", resource="sandbox/demo", details={"a": "b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import sqlite3
@@ -9,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import anyio
@@ -20,7 +21,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from atoll.contract.errors import DatabaseUnavailable, InvalidRequest
+from atoll.contract.errors import ConfigNotFound, DatabaseUnavailable, InvalidRequest
 from atoll.server import migrations, tables
 from atoll.server.audit import AuditEvent
 from atoll.server.database import Database
@@ -195,3 +196,11 @@ async def test_a_database_that_does_not_answer_is_said_to(tmp_path: Path) -> Non
     with pytest.raises(DatabaseUnavailable) as refused:
         await Database.open(f"postgresql://user:hunter2@/none?host={tmp_path}", tmp_path)
     assert "hunter2" not in f"{refused.value} {refused.value.hint}"
+
+
+async def test_a_value_that_it_cannot_hold_is_not_said_to_be_its_failure(server: Server) -> None:
+    far = datetime.max.replace(tzinfo=timezone(-timedelta(hours=23)))
+    with pytest.raises(InvalidRequest, match="out of range"):
+        await server.audit.query(None, until=far)
+    with contextlib.suppress(InvalidRequest, ConfigNotFound):  # SQLite holds it
+        await server.configs.get("default", "cfg_\0")

@@ -346,7 +346,8 @@ class Workspace:
         wanted = self.engine.effective_limits(self.spec.limits, self._runtime)
         if sandbox.info.limits != wanted:
             try:
-                await self.engine.update(self.spec.sandbox, limits=wanted)
+                async with nullcontext() if self._admit is None else self._admit(self.spec.sandbox, wanted):
+                    await self.engine.update(self.spec.sandbox, limits=wanted)
             except Unenforceable:  # not while it runs
                 await self._destroy_sandbox()
                 return None

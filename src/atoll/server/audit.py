@@ -23,6 +23,7 @@ from atoll.contract.frozen import Field, Frozen
 from atoll.server.database import Database
 from atoll.server.tables import audit
 from atoll.server.tenants import Tenant
+from atoll.tools.tool import readable
 
 MAX_PAGE = 1000
 MAX_DETAILS = 64
@@ -126,6 +127,12 @@ class AuditTrail:
 
 def _row(event: AuditEvent) -> dict[str, Any]:
     values = event.model_dump(exclude={"id", "details"})
-    cut = {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in values.items()}
-    details = {key[:MAX_TEXT]: value[:MAX_TEXT] for key, value in [*event.details.items()][:MAX_DETAILS]}
+    cut = {name: _storable(value) if isinstance(value, str) else value for name, value in values.items()}
+    details = {_storable(key): _storable(value) for key, value in [*event.details.items()][:MAX_DETAILS]}
     return {**cut, "details": details}
+
+
+def _storable(text: str) -> str:
+    """As every database can hold it. Events of all tenants are written together: one that cannot be stored would have
+    the others fail."""
+    return readable(text[:MAX_TEXT]).replace("\0", "\\0")[:MAX_TEXT]

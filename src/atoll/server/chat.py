@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -150,6 +151,12 @@ class TurnRun:
         waiting, self._changed = self._changed, anyio.Event()
         waiting.set()
 
+    async def cancel(self) -> None:
+        """End it because a client asked for that, and wait for the end."""
+        self.is_cancelled = True
+        self.scope.cancel()
+        await self.ended()
+
     async def ended(self) -> None:
         """Wait for the end."""
         while self.ended_at is None:
@@ -175,7 +182,8 @@ class TurnRun:
             if reached + 1 < first:
                 reached = first - 1
                 yield self._id(reached), None
-            for number, _, event in [each for each in self._events if each[0] > reached]:
+            fresh = [*takewhile(lambda each: each[0] > reached, reversed(self._events))]  # noqa: B023 - used at once
+            for number, _, event in reversed(fresh):
                 reached = number
                 yield self._id(number), event
             if self.ended_at is not None and reached == self._count:
@@ -209,6 +217,8 @@ class Chat:
         self._workspaces = workspaces
         self._quotas = quotas
         self._runs: dict[str, TurnRun] = {}
+        self._starting: Counter[str] = Counter()
+        """By tenant: turns that are about to be in `_runs`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: set[str] = set()
         """Turns that have ended, but could not be stored so."""
@@ -240,9 +250,13 @@ class Chat:
         if spent := _overspent(config, SpentTokens(0, config.tokens_spent, 0)):
             raise spent
         running = [run for run in self._runs.values() if run.ended_at is None and run.turn.tenant == tenant.name]
-        if len(running) >= MAX_TURNS:
+        if len(running) + self._starting[tenant.name] >= MAX_TURNS:
             raise Conflict(f"{MAX_TURNS} turns of this tenant are under way; wait for one of them to end")
-        turn = await self._begin(tenant.name, config, given, request)
+        self._starting[tenant.name] += 1
+        try:
+            turn = await self._begin(tenant.name, config, given, request)
+        finally:
+            self._starting[tenant.name] -= 1
         try:
             if turn.version != config.version:
                 config = await self._configs.get(tenant.name, config_id, turn.version)
@@ -294,9 +308,7 @@ class Chat:
         """
         stored = await self._conversations.turn(tenant, config, turn)
         if (run := self._runs.get(turn)) is not None and run.ended_at is None:
-            run.is_cancelled = True
-            run.scope.cancel()
-            await run.ended()
+            await run.cancel()
         elif stored.status == "waiting":
             await self._conversations.end(turn, "cancelled")
         return await self._conversations.turn(tenant, config, turn)
@@ -307,8 +319,8 @@ class Chat:
         Raises:
             ConversationNotFound: the tenant has none with this id.
         """
-        found = await self._conversations.get(tenant, id)
-        await self._cancel_all([run for run in self._runs.values() if run.turn.conversation == id], found.config_id)
+        await self._conversations.get(tenant, id)
+        await self._cancel_all([run for run in self._runs.values() if run.turn.conversation == id])
         await self._conversations.delete(tenant, id)
 
     async def delete_config(self, tenant: str, id: str) -> None:
@@ -318,9 +330,9 @@ class Chat:
             ConfigNotFound: the tenant has none with this id.
         """
         config = await self._configs.get(tenant, id)
-        await self._cancel_all([run for run in self._runs.values() if run.turn.config == id], id)
-        await self._workspaces.destroy(tenant, config)
+        await self._end_all_of(tenant, config)
         await self._configs.delete(tenant, id)
+        await self._end_all_of(tenant, config)  # of turns that began meanwhile; now none can
 
     async def end_tenant(self, tenant: str) -> None:
         """End all turns of a tenant that is being deleted, and let go of its workspaces."""
@@ -329,10 +341,14 @@ class Chat:
             await run.ended()
         await self._workspaces.release(tenant)
 
-    async def _cancel_all(self, runs: Sequence[TurnRun], config: str) -> None:
+    async def _end_all_of(self, tenant: str, config: AgentConfig) -> None:
+        await self._cancel_all([run for run in self._runs.values() if run.turn.config == config.id])
+        await self._workspaces.destroy(tenant, config)
+
+    async def _cancel_all(self, runs: Sequence[TurnRun]) -> None:
         for run in runs:
             if run.ended_at is None:
-                await self.cancel(run.turn.tenant, config, run.turn.id)
+                await run.cancel()
 
     async def aclose(self) -> None:
         """End all turns that run here. They are interrupted, and can be resumed."""

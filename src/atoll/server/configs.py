@@ -17,11 +17,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import sqlalchemy as sa
-from pydantic import ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.bundles.builtin import BUILTIN_TOOLS
 from atoll.contract.errors import ConfigNotFound, Conflict, Forbidden, InvalidRequest
+from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret, check_secret_env
@@ -551,4 +552,6 @@ def _stored(definition: AgentDefinition) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
+    if isinstance(value, Frozen):
+        return value.model_dump(mode="json")
+    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value

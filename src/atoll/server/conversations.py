@@ -37,7 +37,7 @@ from sqlalchemy.exc import IntegrityError
 from atoll.agents.history import interrupted
 from atoll.agents.loop import Tokens
 from atoll.agents.requests import arguments_of
-from atoll.contract.errors import AtollError, Conflict, ConversationNotFound, InvalidRequest
+from atoll.contract.errors import AtollError, ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
 from atoll.server.configs import AgentConfig
 from atoll.server.database import Database
 from atoll.server.quotas import QuotaLedger
@@ -163,9 +163,18 @@ class Conversations:
 
         Raises:
             ConversationNotFound: the config has no such conversation.
+            ConfigNotFound: the config was deleted meanwhile.
             Conflict: a turn of it runs, or waits for results.
             InvalidRequest: there are too many conversations, or too many messages in this one.
         """
+        try:
+            return await self._begin(tenant, config, message, conversation, request)
+        except IntegrityError:
+            raise ConfigNotFound(f"no agent config has the id {config.id!r}", config=config.id) from None
+
+    async def _begin(
+        self, tenant: str, config: AgentConfig, message: str, conversation: str | None, request: str
+    ) -> OpenTurn:
         now = datetime.now(UTC)
         turn = OpenTurn(
             f"turn_{secrets.token_hex(8)}", conversation or _new_id(), tenant, config.id, config.version, 0, Tokens()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.to_thread
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from atoll.contract.errors import DatabaseUnavailable, InvalidRequest
@@ -371,7 +371,26 @@ def _translating() -> Iterator[None]:
         yield
     except IntegrityError:
         raise
-    except (DBAPIError, sqlite3.Error, sa.exc.TimeoutError, OSError) as error:
-        raise DatabaseUnavailable(
-            "the server's database failed or does not answer; try again", hint=f"{type(error).__name__}: {error}"
-        ) from error
+    except StatementError as error:
+        if _is_of_value(error):
+            raise InvalidRequest(
+                "a text has a NUL character, or a time or a number is out of range: the server's database cannot hold "
+                "it"
+            ) from error
+        raise _unavailable(error) from error
+    except (sqlite3.Error, sa.exc.TimeoutError, OSError) as error:
+        raise _unavailable(error) from error
+
+
+def _is_of_value(error: StatementError) -> bool:
+    """Whether the database works, and what was given to it is the reason: PostgreSQL's class 22 of errors, and what
+    its driver or SQLAlchemy cannot convert."""
+    state = getattr(error.orig, "sqlstate", None)
+    cause = error.orig.__cause__ if isinstance(error, DBAPIError) and error.orig is not None else error.orig
+    return str(state or "").startswith("22") or isinstance(cause, OverflowError | ValueError)
+
+
+def _unavailable(error: Exception) -> DatabaseUnavailable:
+    return DatabaseUnavailable(
+        "the server's database failed or does not answer; try again", hint=f"{type(error).__name__}: {error}"
+    )

@@ -25,6 +25,7 @@ from atoll.code.audit import CodeAudit
 from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
+    ConfigNotFound,
     Forbidden,
     InvalidRequest,
     SandboxNotFound,
@@ -211,9 +212,9 @@ class Server:
         return await (await self.engines.get(tenant)).get(name)
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
-        """Delete a tenant: its record and its keys; with `destroy`, all that it has too: sandboxes, checkpoints,
-        volumes, warm pools and bundles. Its keys are refused from the beginning on. It can be called again if it is
-        interrupted.
+        """Delete a tenant: its record, its keys and its agents, whose turns are cancelled; with `destroy`, all that it
+        has too: sandboxes, checkpoints, volumes, warm pools and bundles. Its keys are refused from the beginning on.
+        It can be called again if it is interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
@@ -234,6 +235,9 @@ class Server:
         await self.tenants.update(name, disabled=True)
         self.keys.forget()
         await self.chat.end_tenant(name)
+        for config in await self.configs.list(name):
+            with suppress(ConfigNotFound):
+                await self.chat.delete_config(name, config.id)
         for _ in range(_ROUNDS):  # a request that had begun may have made more
             if not any((await _contents(engine)).values()):
                 break

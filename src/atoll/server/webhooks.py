@@ -57,6 +57,8 @@ _LEASE_S = 60.0
 """An attempt of a process that died is made again after this, if it was not the first."""
 _AT_ONCE = 16
 _AT_ONCE_PER_WEBHOOK = 2
+_AT_ONCE_PER_TENANT = 4
+"""Of all its webhooks: hosts that never answer must not take the places of other tenants."""
 _IDLE_S = 15.0
 _PRUNE_S = 600.0
 _SEALED_AS = "webhook"
@@ -106,6 +108,9 @@ class Webhooks:
         self._policy = PolicyEvaluator(NetworkPolicy(allow=("*", *allow)))
         self._wake = anyio.Event()
         self._running: Counter[str] = Counter()
+        """Attempts under way, by webhook."""
+        self._running_of: Counter[str] = Counter()
+        """And by tenant."""
         self._pruned_at = float("-inf")
         self.delays_s: Sequence[float] = DELAYS_S
 
@@ -253,6 +258,7 @@ class Webhooks:
                 wake = self._wake
                 for claimed in await self._claim():
                     self._running[claimed.webhook] += 1
+                    self._running_of[claimed.tenant] += 1
                     tasks.start_soon(self._attempt, claimed)
                 if time.monotonic() - self._pruned_at > _PRUNE_S:
                     self._pruned_at = time.monotonic()
@@ -265,14 +271,20 @@ class Webhooks:
         table, now = webhook_deliveries, datetime.now(UTC)
         due = sa.and_(table.c.status == "pending", table.c.next_attempt_at <= now)
         async with self._database.read() as connection:
-            waiting = (await connection.execute(sa.select(table.c.webhook).where(due).distinct())).scalars().all()
+            of_tenants = sa.select(table.c.webhook, webhooks.c.tenant).join(webhooks).where(due).distinct()
+            waiting = (await connection.execute(of_tenants)).all()
         claimed: list[sa.Row[Any]] = []
-        for webhook in waiting:
-            free = min(_AT_ONCE_PER_WEBHOOK - self._running[webhook], _AT_ONCE - self._running.total() - len(claimed))
+        busy = Counter(self._running_of)
+        for webhook, tenant in sorted(waiting, key=lambda each: busy[each.tenant]):
+            free = min(
+                _AT_ONCE_PER_WEBHOOK - self._running[webhook],
+                _AT_ONCE_PER_TENANT - busy[tenant],
+                _AT_ONCE - self._running.total() - len(claimed),
+            )
             if free <= 0:
                 continue
             query = (
-                sa.select(table, webhooks.c.url, webhooks.c.secret)
+                sa.select(table, webhooks.c.url, webhooks.c.secret, webhooks.c.tenant)
                 .join(webhooks, webhooks.c.id == table.c.webhook)
                 .where(due, table.c.webhook == webhook)
                 .order_by(table.c.id)
@@ -284,6 +296,7 @@ class Webhooks:
                     lease = {"next_attempt_at": now + timedelta(seconds=_LEASE_S)}
                     if (await connection.execute(sa.update(table).where(mine).values(lease))).rowcount:
                         claimed.append(row)
+                        busy[tenant] += 1
         return claimed
 
     async def _free_interrupted(self) -> None:
@@ -323,6 +336,7 @@ class Webhooks:
             error = "the answer was not HTTP"
         finally:
             self._running[delivery.webhook] -= 1
+            self._running_of[delivery.tenant] -= 1
         await self._store(delivery, status, error)
         self.wake()
 

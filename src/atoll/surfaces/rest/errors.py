@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -217,12 +217,16 @@ def _answer_to_invalid(
 ) -> JSONResponse:
     """Without the values: one of them may be a secret."""
     found = [
-        {"where": [*map(str, each["loc"])], "message": _plain(each), "type": each["type"]}
-        for each in error.errors()[:32]
+        {"where": _where(each["loc"]), "message": _plain(each), "type": each["type"]} for each in error.errors()[:32]
     ]
     told = [": ".join(filter(None, (".".join(each["where"]), each["message"]))) for each in found[:_TOLD_ERRORS]]
     message = "; ".join(told) or "the request is not valid"
     return error_answer(400, message, request_id, code=InvalidRequest.code, details={"errors": found})
+
+
+def _where(loc: Sequence[str | int]) -> list[str]:
+    """Without the names that pydantic gives to the members of a union: those of functions have addresses of memory."""
+    return [str(part) for part in loc if not (isinstance(part, str) and "[" in part)]
 
 
 def _plain(error: Mapping[str, Any]) -> str:

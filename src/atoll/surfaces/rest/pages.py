@@ -68,7 +68,11 @@ class JsonBody:
                 return value
             if isinstance(value, bytes):  # of another content type
                 raise ValueError("the body has to be JSON, with the header Content-Type: application/json")  # noqa: TRY004 - becomes an error of validation
-            return source.model_validate_json(json.dumps(_integral(value)), strict=True)
+            try:
+                text = json.dumps(_integral(value))
+            except RecursionError:
+                raise ValueError("the body is nested too deeply") from None
+            return source.model_validate_json(text, strict=True)
 
         return core_schema.no_info_wrap_validator_function(validate, handler(source))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -34,6 +35,14 @@ class TenantApp(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
+@dataclass(frozen=True)
+class _RunningApp:
+    app: TenantApp
+    engine: Engine
+    """Whose sandboxes it uses. A tenant that is made anew after its deletion has another."""
+    scope: anyio.CancelScope
+
+
 class TenantApps:
     """The apps of one path, as one ASGI app."""
 
@@ -50,7 +59,7 @@ class TenantApps:
         self._server = server
         self._make = make
         self._check = check
-        self._apps: dict[str, TenantApp] = {}
+        self._apps: dict[str, _RunningApp] = {}
         self._starting = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -67,8 +76,8 @@ class TenantApps:
 
     def end_all(self) -> None:
         """Begin to end all sessions, and accept no new one."""
-        for app in self._apps.values():
-            app.end_all()
+        for running in self._apps.values():
+            running.app.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = await identify(HTTPConnection(scope))
@@ -105,16 +114,23 @@ class TenantApps:
     async def _app_of(self, caller: Caller) -> TenantApp:
         tenant = caller.tenant.name
         async with self._starting:
-            if tenant not in self._apps:
+            known = self._apps.get(tenant)
+            if known is not None and known.engine is not caller.engine:
+                del self._apps[tenant]
+                known.app.end_all()
+                known.scope.cancel()
+                known = None
+            if known is None:
                 if self._tasks is None:
                     raise InvalidRequest("the server is stopping, or has not started")
                 app = self._make(tenant, admitting(self._server, tenant, caller.engine))
-                await self._tasks.start(self._run, app)
-                self._apps[tenant] = app
+                scope: anyio.CancelScope = await self._tasks.start(self._run, app)
+                known = self._apps[tenant] = _RunningApp(app, caller.engine, scope)
                 self._server.engines.hold(tenant, app)
-            return self._apps[tenant]
+            return known.app
 
-    async def _run(self, app: TenantApp, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        async with app.running():
-            task_status.started()
-            await anyio.sleep_forever()
+    async def _run(self, app: TenantApp, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as scope:
+            async with app.running():
+                task_status.started(scope)
+                await anyio.sleep_forever()
