@@ -220,12 +220,12 @@ async def test_a_tenant_that_is_deleted_has_its_turns_cancelled(server: Server, 
     made = await server.configs.create(acme, definition(tmp_path), {})
     asked = anyio.Event()
 
-    async def never(_turn: OpenTurn) -> None:
+    async def never(*_: object) -> None:
         asked.set()
         await anyio.sleep_forever()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.conversations, "history", never)  # a model that takes its time
+        patch.setattr(server.chat, "_drive", never)  # a model that takes its time
         run = await server.chat.start(acme, made.id, ChatInput(message="Look."), request="a")
         await asked.wait()
     await server.delete_tenant("acme", destroy=True)
@@ -241,7 +241,7 @@ async def test_of_many_turns_that_begin_at_once_no_more_run_than_a_tenant_may_ha
     started: list[chat.TurnRun] = []
     refused: list[Conflict] = []
 
-    async def never(_turn: OpenTurn) -> None:
+    async def never(*_: object) -> None:
         await anyio.sleep_forever()
 
     async def start(number: int) -> None:
@@ -252,7 +252,7 @@ async def test_of_many_turns_that_begin_at_once_no_more_run_than_a_tenant_may_ha
         except Conflict as error:
             refused.append(error)
 
-    monkeypatch.setattr(server.conversations, "history", never)
+    monkeypatch.setattr(server.chat, "_drive", never)
     async with anyio.create_task_group() as tasks:
         for number in range(10):
             tasks.start_soon(start, number)

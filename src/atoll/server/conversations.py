@@ -205,7 +205,7 @@ class Conversations:
             turn.history = _history(connection, turn.conversation)
             return turn
 
-        return await self._write(turn, store)
+        return await self._database.transact(store)
 
     async def give(
         self, tenant: str, config: str, conversation: str, results: Sequence[ToolReturnPart], *, request: str
