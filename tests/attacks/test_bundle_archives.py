@@ -149,6 +149,7 @@ def extended(**records: str) -> bytes:
         (b"\x80" * 512, "the archive is damaged"),
         (tarfile.TarInfo("x").tobuf()[:124] + b"\x80" + struct.pack(">11x") + b"\0" * 376, "the archive is damaged"),
     ],
+    ids=lambda value: "content" if isinstance(value, bytes) else None,
 )
 async def test_headers_that_say_two_things_or_nonsense_are_refused(
     tmp_path: Path, between: bytes, expected: str

@@ -106,6 +106,7 @@ async def test_bytes_that_are_gone_or_others_are_named_as_such(tmp_path: Path) -
         (gzip.compress(tar([entry("mine/manifest.json", manifest("run"))])), "no manifest.json at its top"),
         (gzip.compress(tar([entry("manifest.json", manifest("run"))])), "the archive has no directory tools/"),
     ],
+    ids=lambda value: "content" if isinstance(value, bytes) else None,
 )
 async def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "made.tgz").write_bytes(content)

@@ -86,6 +86,7 @@ async def test_uploads_and_deletions_are_in_the_audit_log(client: httpx2.AsyncCl
         (made("x"), {"Content-Type": "application/json"}, 415, "unsupported_media_type"),
         (packed(SOURCE, manifest("run", more=1)), GZIP, 422, "bundle_failed"),
     ],
+    ids=lambda value: "content" if isinstance(value, bytes) else None,
 )
 async def test_what_is_no_bundle_is_refused(
     served: Served, client: httpx2.AsyncClient, content: bytes, headers: dict[str, str], status: int, code: str
