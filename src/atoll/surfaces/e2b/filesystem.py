@@ -240,6 +240,7 @@ class FilesystemService:
     async def _create_watcher(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(WatchRequest, body)
         path = await self._directory(call, wanted.path)
+        self._watchers = {id: each for id, each in self._watchers.items() if each.failure is None or each.events}
         if sum(each.sandbox_id == call.sandbox.id for each in self._watchers.values()) >= MAX_WATCHERS:
             raise RpcError("resource_exhausted", f"the sandbox has {MAX_WATCHERS} watchers; remove one first")
         watcher = _Watcher(call.sandbox.id)

@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atoll.code.languages import LanguageName
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.session import CellOutcome, CodeSession, StreamName
-from atoll.contract.errors import AtollError
+from atoll.contract.errors import AtollError, SandboxDied
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.e2b.accounts import SandboxAccounts
 from atoll.surfaces.e2b.control import E2bBody, read_body
@@ -38,6 +38,7 @@ MAX_CONTEXTS = 32
 MAX_CODE_CHARS = 4 * 1024 * 1024
 KEEPALIVE_S = 5.0
 LANGUAGES: tuple[LanguageName, ...] = ("python", "javascript", "bash")
+_MANY_SANDBOXES = 256
 _SHORT = {"py": "python", "js": "javascript", "sh": "bash"}
 _OUTPUT_KEPT_BYTES = 4096
 """All output is passed on as it comes; what is kept is for no one."""
@@ -163,7 +164,7 @@ class CodeInterpreter:
         """The contexts of a sandbox. Those of Python and JavaScript are there from the start."""
         found = self._contexts.get(sandbox.id)
         if found is None:
-            self._forget_ended()
+            await self._forget_destroyed()
             home = await self._accounts.resolve(sandbox, "~", None)
             found = self._contexts.setdefault(sandbox.id, {})
             for language in LANGUAGES[:2]:
@@ -171,10 +172,15 @@ class CodeInterpreter:
                 found.setdefault(id, InterpreterContext(sandbox, id, language, home))
         return found
 
-    def _forget_ended(self) -> None:
+    async def _forget_destroyed(self) -> None:
+        """When there are many, those of sandboxes that are gone are dropped."""
+        if len(self._contexts) < _MANY_SANDBOXES:
+            return
         for id, contexts in [*self._contexts.items()]:
-            if all(not each.sandbox.info.pid for each in contexts.values()):
-                del self._contexts[id]
+            try:
+                await next(iter(contexts.values())).sandbox.status()
+            except (SandboxDied, StopIteration):
+                self._contexts.pop(id, None)
 
     async def _create(self, sandbox: Sandbox, body: ContextRequest) -> InterpreterContext:
         language = _language(body.language)

@@ -184,7 +184,7 @@ class ProcessService:
         known = _KnownCommand(config, wanted.tag, size is not None, takes_input)
         self._remember(sandbox, process.id, known, call.timeout_s)
         if takes_input:
-            # Its input belongs to whoever sends some next: to a request, for as long as that takes.
+            # Its input belongs to the request that sends some next, for as long as that takes.
             await process.detach()
             process = await sandbox.attach(process.id, stdout_offset=0, stderr_offset=0)
         async for event in self._events(process, known, call, is_own=True):

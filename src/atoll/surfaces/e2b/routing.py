@@ -85,7 +85,9 @@ class E2bSurface:
         self._rpc = self._processes.methods() | self._filesystem.methods()
         self._interpreter = CodeInterpreter(accounts)
         self._files = FileTransfer(self._tokens, accounts, self._filesystem)
-        self._control = Starlette(routes=control_routes(self._tokens, self._sandboxes))
+        self._control = Starlette(
+            routes=control_routes(self._tokens, self._sandboxes), exception_handlers={Exception: _failed}
+        )
         self._control.state.server = server
 
     @property
@@ -129,52 +131,66 @@ class E2bSurface:
     async def _serve_sandbox(self, target: SandboxTarget, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            tenant, sandbox = await self._reach(target)
-            self._server.quotas.check_rate(tenant)
+            tenant, sandbox = await self._find(target)
             if target.port not in PLANE_PORTS:
                 await _proxied(target, PORT_NOT_OPEN)(scope, receive, send)
                 return
             if scope["path"] == "/health":
+                _require_running(sandbox)
                 await Response(status_code=204)(scope, receive, send)
                 return
+            # Nothing is counted, woken or written for a request that may not be made.
             if target.port == INTERPRETER_PORT:
                 self._require_allowed_code(request, sandbox)
-                await self._record(request, tenant, sandbox)
-                await (await self._interpreter.answer(request, sandbox))(scope, receive, send)
-                return
-            self._require_allowed(request, sandbox)
+            else:
+                self._require_allowed(request, sandbox)
+            self._server.quotas.check_rate(tenant)
+            await self._wake(tenant, sandbox)
             await self._record(request, tenant, sandbox)
-            if scope["path"] in self._rpc and scope["method"] == "POST":
+            if target.port == INTERPRETER_PORT:
+                response = await self._interpreter.answer(request, sandbox)
+            elif scope["path"] in self._rpc and scope["method"] == "POST":
                 await self._rpc.serve(sandbox, scope, receive, send)
                 return
-            response = await self._answer(request, sandbox)
+            else:
+                response = await self._answer(request, sandbox)
         except (SandboxNotFound, SandboxDied):
             response = _proxied(target, NOT_FOUND)
         except (AtollError, RpcError, HTTPException) as error:
             response = _envd_answer(error, request)
         await response(scope, receive, send)
 
-    async def _reach(self, target: SandboxTarget) -> tuple[Tenant, Sandbox]:
-        """The sandbox that a request is for, resumed if requests resume it.
+    async def _find(self, target: SandboxTarget) -> tuple[Tenant, Sandbox]:
+        """The sandbox that a request is for, as it is now.
 
         Raises:
-            SandboxNotFound: there is none, or it is paused and requests do not resume it.
+            SandboxNotFound: there is none, it has failed, or its tenant is disabled.
         """
-        id = sandbox_id(target.public_id)
-        if id is None:
-            raise SandboxNotFound(target.public_id[:64], [])
         try:
-            tenant, sandbox = await self._server.find_sandbox(id)
+            tenant, sandbox = await self._server.find_sandbox(sandbox_id(target.public_id) or "")
             await sandbox.status()
         except Forbidden:
             raise SandboxNotFound(target.public_id, []) from None
         if sandbox.info.status == "error":
             raise SandboxNotFound(target.public_id, [])
+        return tenant, sandbox
+
+    async def _wake(self, tenant: Tenant, sandbox: Sandbox) -> None:
+        """Resume a paused sandbox, if requests resume it.
+
+        Raises:
+            SandboxNotFound: it is paused, and they do not.
+        """
         if state_of(sandbox.info) == "paused":
             record = E2bRecord.of(sandbox.info)
             if not record.auto_resume:
-                raise SandboxNotFound(target.public_id, [])
+                _require_running(sandbox)
             await resume(self._server, tenant, sandbox, record.timeout_s)
+
+    async def _reach(self, target: SandboxTarget) -> tuple[Tenant, Sandbox]:
+        """The sandbox whose port a request is for, resumed if requests resume it."""
+        tenant, sandbox = await self._find(target)
+        await self._wake(tenant, sandbox)
         return tenant, sandbox
 
     def _require_allowed(self, request: Request, sandbox: Sandbox) -> None:
@@ -254,6 +270,11 @@ class E2bSurface:
         return id
 
 
+def _require_running(sandbox: Sandbox) -> None:
+    if state_of(sandbox.info) == "paused":
+        raise SandboxNotFound(public_id(sandbox.id), [])
+
+
 def target_of(scope: Scope) -> SandboxTarget | None:
     """What a request names by its headers or its host name. None: no sandbox."""
     headers = Headers(scope=scope)
@@ -261,6 +282,11 @@ def target_of(scope: Scope) -> SandboxTarget | None:
         port = headers.get(PORT_HEADER, str(ENVD_PORT))
         return SandboxTarget(named, int(port) if port.isdecimal() and len(port) <= 5 else 0)
     return host_target(headers.get("host", "").encode("latin-1"))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What no route expects is an error in E2B's shape too; the server's log has it."""
+    return error_response(error, request)
 
 
 def _proxied(target: SandboxTarget, message: str) -> JSONResponse:
