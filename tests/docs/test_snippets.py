@@ -154,7 +154,8 @@ def test_public_names_are_exactly_these() -> None:
     Capabilities Checkpoint CheckpointExists CheckpointNotFound Children CodeAudit CodeConfig CodeExecutor
     CodeSessionBusy CodeSessionNotFound Conflict CreateOptions DatabaseUnavailable Diagnostic DiskFull Engine
     ExecBytes ExecResult ExecTimeout ExecutionFailure ExecutionResult Exited ExportResult FetchFailed FileChange
-    FileEntry FileError FileStat Files Forbidden Gap GcResult GuestProtocolError GuestUnresponsive History IdempotencyMismatch
+    FileEntry FileError FileStat Files Forbidden Gap GcResult GuestProtocolError GuestUnresponsive History
+    IdempotencyMismatch
     ImageInfo ImageNotFound ImageStore ImageUnavailable Images Input InvalidRequest KeyNotFound LaunchFailed Limits
     Listener Match ModelFailed ModelUnavailable Mount NetworkPolicy NotCheckpointable OutboxFile OutcomeUnknown
     Output PathExists PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PoolDescription PoolOptions
