@@ -103,7 +103,7 @@ class PreparedSandboxes:
                     if not self._graph.is_closing:
                         box = await self._graph.engine.create(image=kind.image, network=kind.network, ephemeral=True)
                         await box.connect()
-            except (AtollError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - it is raised in the run that wants the sandbox
                 if box is not None:
                     await box.destroy()
                 if (wanted := self._next_wanted(kind)) is not None:
