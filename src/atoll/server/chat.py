@@ -336,9 +336,7 @@ class Chat:
 
     async def end_tenant(self, tenant: str) -> None:
         """End all turns of a tenant that is being deleted, and let go of its workspaces."""
-        for run in [run for run in self._runs.values() if run.turn.tenant == tenant]:
-            run.scope.cancel()
-            await run.ended()
+        await self._cancel_all([run for run in self._runs.values() if run.turn.tenant == tenant])
         await self._workspaces.release(tenant)
 
     async def _end_all_of(self, tenant: str, config: AgentConfig) -> None:

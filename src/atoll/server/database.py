@@ -61,7 +61,7 @@ class Database:
         self._stepping: sa.Connection | None = None
         """SQLite's connection for `transact` and `look`, which only the thread uses."""
         self._appender: SqliteAppender | None = None
-        """SQLite's connection for `append`, which whoever has the turn uses."""
+        """SQLite's connection for `append`, used by the task that has the turn."""
         self._remote: AsyncConnection | None = None
         """PostgreSQL's."""
 
