@@ -377,7 +377,7 @@ class Chat:
         with run.scope:
             try:
                 answer = await self._drive(run, tenant, config)
-            except Exception as failed:  # noqa: BLE001 - a turn is nobody's call: what it failed with is stored and told
+            except Exception as failed:  # noqa: BLE001 - no caller waits for a turn: what it failed with is stored
                 error = _for_clients(failed)
         with anyio.CancelScope(shield=True):
             try:
