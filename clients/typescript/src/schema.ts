@@ -2677,7 +2677,8 @@ export interface components {
          * @description What the sandboxes of a tenant may use together. Unset: no limit.
          *
          *     Memory, CPUs and disk are sums of limits, not of what is used at a moment, so that what was granted can be used.
-         *     Sandboxes that sleep or are shut down count for `sandboxes` and `disk_bytes` only.
+         *     Sandboxes that sleep or are shut down count as those that run: any use wakes one. Warm pools count as the sandboxes
+         *     that they keep ready, and volumes with their size for `disk_bytes`.
          */
         Quotas: {
             /** Cpus */

@@ -100,7 +100,9 @@ class ServerPreviews:
         key = (tenant, sandbox.id, port)
         if wait_s > 0:
             known = self._of.get(key)
-            await wait_listening(self._exposed[known] if known else self._make(*key[:2], sandbox.name, port, ""), wait_s)
+            await wait_listening(
+                self._exposed[known] if known else self._make(*key[:2], sandbox.name, port, ""), wait_s
+            )
         async with self._exposing:  # of requests at the same time, the first makes the URL of all
             label = self._of.get(key)
             if label is None:
