@@ -156,7 +156,7 @@ async def test_events_that_are_no_longer_kept_are_told(
     ]
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1e3"])
+@pytest.mark.parametrize("last", ["x", "-1", "1e3", "9" * 19])
 async def test_an_id_that_is_none_is_refused(client: httpx2.AsyncClient, last: str) -> None:
     answer = await client.get(EVENTS, headers={"Last-Event-ID": last})
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")

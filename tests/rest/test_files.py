@@ -262,3 +262,11 @@ async def test_a_download_ends_with_its_client(
 
     await eventually(is_idle, "nothing reads the file any more")
     await client.delete(files, params={"path": "huge"})
+
+
+async def test_what_is_no_regular_file_is_not_searched(client: httpx2.AsyncClient, box: str) -> None:
+    files = f"/api/v1/sandboxes/{box}/files"
+    answer = await client.get(f"{files}/grep", params={"pattern": "a", "path": "/dev/full"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "file_error")
+    assert "regular expression" not in answer.json()["message"]
+    assert (await client.put(files, params={"path": "x", "mode": "40551"}, content=b"")).status_code == 400

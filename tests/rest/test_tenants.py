@@ -144,3 +144,23 @@ async def test_what_the_policy_does_not_allow_is_refused(
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden"), refused.text
     if what is not None:
         assert what in refused.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "status"),
+    [
+        ("2026-01-31T12:00:00Z", 200),
+        ("2026-01-31T12:00:00+02:00", 200),
+        ("2026-01-31T12:00:00", 400),
+        ("2026-01-31", 400),
+        ("0.5", 400),
+        ("1700000000", 400),
+        ("0001-01-01T00:00:00+23:00", 400),
+    ],
+)
+async def test_a_moment_of_the_audit_log_has_a_date_a_time_and_a_zone(
+    client: httpx2.AsyncClient, moment: str, status: int
+) -> None:
+    for bound in ("since", "until"):
+        answer = await client.get("/api/v1/audit", params={bound: moment})
+        assert answer.status_code == status, answer.text

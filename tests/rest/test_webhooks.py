@@ -208,3 +208,10 @@ async def test_a_webhook_is_changed_and_its_secret_is_shown_once(client: httpx2.
         assert changed.json() == {**made["webhook"], "types": [], "disabled": True}
         assert (await client.get(path)).json() == changed.json()
         assert made["secret"] not in (await client.get(WEBHOOKS)).text
+
+
+async def test_one_webhook_too_many_is_a_conflict(served: Served) -> None:
+    async with served.client(await served.tenant("many-webhooks")) as client:
+        made = [await client.post(WEBHOOKS, json={"url": "https://hook.invalid/"}) for _ in range(21)]
+    assert [each.status_code for each in made] == [201] * 20 + [409]
+    assert made[-1].json()["code"] == "conflict"
