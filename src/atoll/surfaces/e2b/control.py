@@ -24,7 +24,7 @@ from atoll.server.keys import KeyScope
 from atoll.surfaces.rest.caller import Caller, identify
 from atoll.surfaces.rest.errors import answer_to, request_id
 
-Handler = Callable[[Request, Caller], Awaitable[Response]]
+ControlHandler = Callable[[Request, Caller], Awaitable[Response]]
 Body = TypeVar("Body", bound="E2bBody")
 _CONFLICTS = frozenset({"idempotency_mismatch", "outcome_unknown"})
 _MISSING = frozenset({"checkpoint_not_found", "image_unavailable"})
@@ -38,7 +38,7 @@ class E2bBody(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True, alias_generator=to_camel)
 
 
-def route(path: str, method: str, action: str, scope: KeyScope, handler: Handler) -> Route:
+def route(path: str, method: str, action: str, scope: KeyScope, handler: ControlHandler) -> Route:
     """A route. `action` is its name in the audit log."""
 
     async def endpoint(request: Request) -> Response:
@@ -110,7 +110,7 @@ def error_response(error: Exception, request: Request) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
-def not_supported(what: str) -> Handler:
+def not_supported(what: str) -> ControlHandler:
     """A handler that says so."""
 
     async def refuse(_request: Request, _caller: Caller) -> Response:

@@ -23,7 +23,7 @@ from atoll.contract.errors import InvalidRequest
 _SANDBOX = re.compile(r"atoll([0-9a-f]{16})")
 _KEY_FILE = "e2b.key"
 _KEY_BYTES = 32
-Operation = Literal["read", "write"]
+SignedOperation = Literal["read", "write"]
 Purpose = Literal["envd", "traffic"]
 
 
@@ -89,7 +89,7 @@ class SandboxTokens:
 class FileSignature:
     """What a signed URL says: one file, one operation, one user, until a moment."""
 
-    def __init__(self, text: str, *, path: str, operation: Operation, user: str, expiration: str | None) -> None:
+    def __init__(self, text: str, *, path: str, operation: SignedOperation, user: str, expiration: str | None) -> None:
         """
         Raises:
             InvalidRequest: the expiration is not a number.

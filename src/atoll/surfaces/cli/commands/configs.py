@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.client.http import HttpClient
 
 ConfigArgument = Annotated[str, Argument(metavar="ID", help="The config, which `atoll configs ls` lists.")]
-FileArgument = Annotated[str, Argument(metavar="FILE", help="Its fields as JSON; - reads standard input.")]
+ConfigFileArgument = Annotated[str, Argument(metavar="FILE", help="Its fields as JSON; - reads standard input.")]
 _MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
@@ -97,7 +97,7 @@ async def show(context: CommandContext, id: ConfigArgument) -> int:
 
 
 @commands.command()
-async def create(context: CommandContext, file: FileArgument) -> int:
+async def create(context: CommandContext, file: ConfigFileArgument) -> int:
     """Create a config of an agent.
 
     \b
@@ -114,7 +114,7 @@ async def create(context: CommandContext, file: FileArgument) -> int:
 async def update(
     context: CommandContext,
     id: ConfigArgument,
-    file: FileArgument,
+    file: ConfigFileArgument,
     version: Annotated[
         int | None, Option("--version", metavar="N", help="Refuse the change if the config has another version by now.")
     ] = None,

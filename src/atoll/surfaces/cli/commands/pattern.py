@@ -26,7 +26,7 @@ _MOST_LINES = 12
 
 commands = CommandModule("pattern", "Run reactive patterns: steps that follow changed inputs.")
 
-FileArgument = Annotated[
+PatternFileArgument = Annotated[
     str, Argument(metavar="FILE[:NAME]", help="A Python file, and which of its patterns.  [default: its only one]")
 ]
 SetOption = Annotated[
@@ -52,7 +52,7 @@ class PatternOptions(NamedTuple):
 
 
 @commands.command()
-def run(context: CommandContext, file: FileArgument, set_: SetOption = None, allow: AllowOption = None) -> Work:
+def run(context: CommandContext, file: PatternFileArgument, set_: SetOption = None, allow: AllowOption = None) -> Work:
     """Run a pattern until nothing is left to do, and print its view.
 
     While it runs, what is in progress is shown on a terminal, with the end of its output. --json prints the outputs
@@ -68,7 +68,7 @@ def run(context: CommandContext, file: FileArgument, set_: SetOption = None, all
 @commands.command()
 def graph(
     context: CommandContext,
-    file: FileArgument,
+    file: PatternFileArgument,
     set_: SetOption = None,
     allow: AllowOption = None,
     svg: Annotated[bool, Option("--svg", help="Print a drawing.  [default: a line for each node]")] = False,
