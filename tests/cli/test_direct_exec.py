@@ -199,7 +199,13 @@ def test_a_sandbox_that_is_put_to_sleep_or_removed_while_a_command_runs_is_said_
 
 
 def test_the_settings_that_have_to_be_checked_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = {"ATOLL_IMAGE", "ATOLL_MODEL", state_directory.VARIABLE, state_directory.NAMESPACE_VARIABLE}
+    text = {
+        "ATOLL_AGENT_MODELS",
+        "ATOLL_IMAGE",
+        "ATOLL_MODEL",
+        state_directory.VARIABLE,
+        state_directory.NAMESPACE_VARIABLE,
+    }
     variables = {f"ATOLL_{name.upper()}" for name in Settings.field_names()}
     assert variables == text | set(state_directory.CHECKED)
     for name in variables:

@@ -92,9 +92,11 @@ def test_every_error_comes_back_as_its_class_and_an_unknown_one_as_the_root() ->
         assert type(error_of(502, body)) is ServerUnavailable
 
 
-async def test_a_certificate_that_is_not_trusted_is_told_with_what_to_set(state_dir: Path) -> None:
+async def test_a_certificate_that_is_not_trusted_is_told_with_what_to_set(
+    make_state_dir: Callable[[], Path],
+) -> None:
     with (
-        running_server(state_dir, "--tls-self-signed") as own,
+        running_server(make_state_dir(), "--tls-self-signed") as own,
         pytest.raises(ServerUnavailable, match="CERTIFICATE_VERIFY_FAILED") as refused,
     ):
         await connect(own.url, own.key)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.testing.server import RunningServer, running_server as run
+
+
+@pytest.fixture(scope="session")
+def state_dir(make_state_dir: Callable[[], Path]) -> Path:
+    """Of this directory's tests alone: in that of others, the server of another test may run."""
+    return make_state_dir()
 
 
 @pytest.fixture(scope="module")

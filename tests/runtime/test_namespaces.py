@@ -183,7 +183,7 @@ NAMES_NOTHING_OLD = {
 }
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of
 the last are for the whole state directory."""
-VOLUMES_NAME_NOTHING_OLD = {"create", "import_", "list", "references"}
+VOLUMES_NAME_NOTHING_OLD = {"create", "import_", "list", "references", "sizes"}
 
 
 def public(of: type) -> set[str]:

@@ -25,6 +25,12 @@ STRICT = {
 }
 
 
+@pytest.fixture(scope="session")
+def state_dir(make_state_dir: Callable[[], Path]) -> Path:
+    """Of this directory's tests alone: in that of others, the server of another test may run."""
+    return make_state_dir()
+
+
 @pytest.fixture(scope="module")
 def running_server(state_dir: Path) -> Iterator[RunningServer]:
     """A running `atoll serve`, with its `url`, its administrator's `key` and its `state_dir`."""

@@ -28,6 +28,9 @@ _TENANT = {
     "schema": {"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"},
 }
 _MADE_BY = {
+    "turn": ("chat", "$response.body#/turn_id"),
+    "conversation": ("chat", "$response.body#/conversation_id"),
+    "external_id": ("workspaces_instances", "$response.body#/items/0/external_id"),
     "sandbox": ("sandboxes_create", "$response.body#/name"),
     "name": ("sandboxes_create", "$response.body#/name"),
     "process": ("processes_spawn", "$response.body#/id"),
