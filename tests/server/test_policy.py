@@ -210,7 +210,7 @@ def test_a_rule_that_is_not_wider_is_allowed(wide: str, narrow: str) -> None:
         ("*:443", "example.com:442-443"),
         ("*", "registries"),
         ("registries", "*"),
-        ("registries", "pypi.org"),
+        ("registries", "packages.example.com"),
         ("*", "10.0.0.1"),
         ("*", "127.0.0.1"),
         ("*", "169.254.169.254"),
