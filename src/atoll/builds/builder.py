@@ -147,6 +147,8 @@ class _State:
     chosen_cwd: str | None = None
     start_command: tuple[str, ...] = ()
     ready_command: tuple[str, ...] = ()
+    entered: str | None = None
+    """The directory of the last step that ran, which therefore exists."""
     forced: bool = False
 
     @property
@@ -219,6 +221,12 @@ class _Build:
                 except (FileError, UserNotFound, InvalidRequest) as error:
                     raise self._failed(f"{_shown(step)}: {error.message}") from None
             self._step = 0
+            if state.chosen_cwd not in (None, state.entered):
+
+                async def enter(sandbox: Sandbox) -> None:
+                    await self._enter(sandbox, state.cwd, state.user)
+
+                await self._layer(state, ["workdir", state.cwd, state.user], enter, force=False)
             if state.layer is None:
                 await self._make(state, [], None)
         self.layers.finish()
@@ -297,6 +305,7 @@ class _Build:
         env = {**state.arguments, **state.env}
         user = step.user or state.user
         said = ["run", step.command, env, state.cwd, user]
+        state.entered = state.cwd
 
         async def carry_out(sandbox: Sandbox) -> None:
             await self._enter(sandbox, state.cwd, user)
@@ -351,17 +360,16 @@ class _Build:
         raise BuildFailed(f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing")
 
     async def _enter(self, sandbox: Sandbox, cwd: str, user: str) -> None:
-        """The directory of a step is made if it is missing: by its user, else by root."""
+        """The directory of a step is made if it is missing. It belongs to the step's user."""
         try:
             await sandbox.files.mkdir(cwd, user=user)
         except PermissionDenied:
             await sandbox.files.mkdir(cwd, user="root")
+            await sandbox.files.chown(cwd, user, user="root")
 
     # --------------------------------------------------------------------------------------------------------- layers
 
-    async def _layer(
-        self, state: _State, said: Sequence[object], carry_out: _CarryOut, *, force: bool
-    ) -> None:
+    async def _layer(self, state: _State, said: Sequence[object], carry_out: _CarryOut, *, force: bool) -> None:
         """The result of a step: one that is kept, or a new one."""
         state.forced = state.forced or force or not self._options.uses_cache
         key = key_of(state.parent, [*said])
@@ -382,9 +390,7 @@ class _Build:
         self.layers.used(found)
         return True
 
-    async def _make(
-        self, state: _State, said: Sequence[object], carry_out: _CarryOut | None
-    ) -> None:
+    async def _make(self, state: _State, said: Sequence[object], carry_out: _CarryOut | None) -> None:
         sandbox = await self._ready_sandbox(state)
         if carry_out is not None:
             await carry_out(sandbox)

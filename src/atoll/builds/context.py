@@ -101,7 +101,9 @@ class BuildContext:
         for pattern in patterns:
             found = self._match(pattern)
             if not found:
-                raise BuildFailed(f"{pattern!r} matches no file of {self._root}, or {IGNORE_FILE} leaves all of them out")
+                raise BuildFailed(
+                    f"{pattern!r} matches no file of {self._root}, or {IGNORE_FILE} leaves all of them out"
+                )
             names += [each for each in found if each not in names]
         without = IgnorePatterns(excluded)
         chosen = {

@@ -225,12 +225,22 @@ class _DockerfileReader:
         first = script.split("\n", 1)[0]
         if not first.startswith("#!"):
             return (*self._shell, script)
-        return ("/bin/sh", "-c", 'f=$(mktemp) && printf %s "$1" > "$f" && chmod 755 "$f" && "$f"; s=$?; rm -f "$f"; exit $s', "sh", script)
+        return (
+            "/bin/sh",
+            "-c",
+            'f=$(mktemp) && printf %s "$1" > "$f" && chmod 755 "$f" && "$f"; s=$?; rm -f "$f"; exit $s',
+            "sh",
+            script,
+        )
 
     def _copy(self, instruction: Instruction) -> None:
         if instruction.heredocs:
-            raise BuildFailed(f"{instruction.name} of a here-document is not supported; write it with RUN cat > FILE <<EOF")
-        flags, rest = _flags(instruction, {"chown", "chmod", "from", "link", "exclude", "parents", "checksum"}, {"exclude"})
+            raise BuildFailed(
+                f"{instruction.name} of a here-document is not supported; write it with RUN cat > FILE <<EOF"
+            )
+        flags, rest = _flags(
+            instruction, {"chown", "chmod", "from", "link", "exclude", "parents", "checksum"}, {"exclude"}
+        )
         for name in ("from", "parents", "checksum"):
             if name in flags:
                 what = "copies from another stage or image" if name == "from" else "is not supported here"
@@ -241,7 +251,9 @@ class _DockerfileReader:
         *sources, destination = words
         for source in sources:
             if _URL.match(source):
-                raise BuildFailed(f"{instruction.name} of a URL is not supported; fetch it with RUN, or have it in the context")
+                raise BuildFailed(
+                    f"{instruction.name} of a URL is not supported; fetch it with RUN, or have it in the context"
+                )
         if instruction.name == "ADD" and any(re.search(r"\.(tar|tgz|tbz2?|txz)(\.\w+)?$", each) for each in sources):
             raise BuildFailed("ADD of an archive is not supported; use COPY, and unpack it with RUN tar")
         if self._pack is None:
@@ -329,7 +341,9 @@ _HANDLERS: dict[str, Callable[[_DockerfileReader, Instruction], None]] = {
 
 
 def _flags(
-    instruction: Instruction, known: set[str], several: set[str] = frozenset()  # type: ignore[assignment]
+    instruction: Instruction,
+    known: set[str],
+    several: set[str] = frozenset(),  # type: ignore[assignment]
 ) -> tuple[dict[str, list[str]], str]:
     flags: dict[str, list[str]] = {}
     rest = instruction.rest

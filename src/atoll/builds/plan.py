@@ -93,9 +93,7 @@ class ArgStep(StrictModel):
     default: Text | None = None
 
 
-BuildStep = Annotated[
-    RunStep | CopyStep | WorkdirStep | UserStep | EnvStep | ArgStep, Field(discriminator="kind")
-]
+BuildStep = Annotated[RunStep | CopyStep | WorkdirStep | UserStep | EnvStep | ArgStep, Field(discriminator="kind")]
 
 
 class BuildPlan(StrictModel):
@@ -151,4 +149,6 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _not_expandable(text: str) -> BuildFailed:
-    return BuildFailed(f"{text[:200]!r} cannot be expanded; allowed are $NAME, ${{NAME}}, ${{NAME:-word}} and ${{NAME:+word}}")
+    return BuildFailed(
+        f"{text[:200]!r} cannot be expanded; allowed are $NAME, ${{NAME}}, ${{NAME:-word}} and ${{NAME:+word}}"
+    )

@@ -356,7 +356,11 @@ class LocalEngine(Engine):
                 if from_checkpoint is not None:
                     raise InvalidRequest("a sandbox from a checkpoint has its image; leave that out")
                 version = await self._template(image, runtime)
-                given |= {"env": {**version.env, **(env or {})}, "user": user or version.user, "cwd": cwd or version.cwd}
+                given |= {
+                    "env": {**version.env, **(env or {})},
+                    "user": user or version.user,
+                    "cwd": cwd or version.cwd,
+                }
                 given |= {"start_command": version.start_command, "ready_command": version.ready_command}
                 spec = validate_spec(**given, image=version.image, runtime=version.runtime)
                 check_lifetime(spec)

@@ -676,7 +676,8 @@ def _parse_image(reference: str) -> ImageReference:
     wanted = ImageReference.parse(reference)
     if wanted.kind == "template":
         raise InvalidRequest(
-            f"{reference!r} is a template, of which a sandbox can be created; here only images can be used", image=reference
+            f"{reference!r} is a template, of which a sandbox can be created; here only images can be used",
+            image=reference,
         )
     return wanted
 

@@ -59,7 +59,9 @@ def build(
     no_cache: Annotated[bool, Option("--no-cache", help="Run every step, also those whose results are kept.")] = False,
     step_timeout: Annotated[
         float | None,
-        Option("--step-timeout", metavar="TIME", parser=values.duration, help="How long a step may take.  [default: 30m]"),
+        Option(
+            "--step-timeout", metavar="TIME", parser=values.duration, help="How long a step may take.  [default: 30m]"
+        ),
     ] = None,
 ) -> Work:
     """Build a template: run a Dockerfile's steps in a sandbox, and keep the result under a name.
