@@ -72,7 +72,9 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
     assert Template.exists(f"{name}:v1")
     sandbox = Sandbox.create(f"{name}:v1", timeout=120)
     try:
-        seen = sandbox.commands.run("cat greeting; echo $GREETING; pwd; find copied texts -type f -printf '%p %m %u\\n' | sort")
+        seen = sandbox.commands.run(
+            "cat greeting; echo $GREETING; pwd; find copied texts -type f -printf '%p %m %u\\n' | sort"
+        )
         assert seen.stdout.splitlines() == [
             "hello world from user in /srv/app",
             "hello world",
@@ -106,7 +108,9 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
 def test_a_failed_step_is_named_with_its_output_and_nothing_is_left(name: str, client: httpx2.Client) -> None:
     template = Template().from_image("host").run_cmd("true").run_cmd("echo the cause; exit 7")
     before = client.get("/v2/sandboxes").json()
-    with pytest.raises(BuildException, match=r"(?s)step 2 of 2: RUN echo the cause; exit 7 failed with exit code 7.*the cause"):
+    with pytest.raises(
+        BuildException, match=r"(?s)step 2 of 2: RUN echo the cause; exit 7 failed with exit code 7.*the cause"
+    ):
         Template.build(template, name)
     assert not Template.exists(name)
     assert client.get("/v2/sandboxes").json() == before
@@ -138,7 +142,9 @@ async def test_a_build_in_the_background_from_a_dockerfile_and_one_on_top_of_it(
     delete(client, other)
 
 
-def test_links_to_upload_cannot_be_forged_moved_or_used_late(name: str, server: RunningServer, client: httpx2.Client) -> None:
+def test_links_to_upload_cannot_be_forged_moved_or_used_late(
+    name: str, server: RunningServer, client: httpx2.Client
+) -> None:
     client.post("/v3/templates", json={"name": name}).raise_for_status()
     files = "ab" * 32
     url = client.get(f"/templates/{name}/files/{files}").json()["url"]

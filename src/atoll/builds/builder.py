@@ -28,7 +28,6 @@ from atoll.builds.plan import (
     WorkdirStep,
     expand,
 )
-from atoll.contract.inside import DEFAULT_PATH
 from atoll.contract.errors import (
     BuildFailed,
     DiskFull,
@@ -39,6 +38,7 @@ from atoll.contract.errors import (
     SandboxNotFound,
     UserNotFound,
 )
+from atoll.contract.inside import DEFAULT_PATH
 from atoll.contract.model import Limits, RuntimeName, TemplateVersion
 from atoll.contract.names import TEMPLATE_PREFIX
 from atoll.contract.network import NetworkPolicy
@@ -75,8 +75,8 @@ for each; do
     fi
 done
 """
-"""Files that were unpacked beside their destination are copied to it: of a directory, what is in it, and no attribute of
-a directory that exists already at the top."""
+"""Files that were unpacked beside their destination are copied to it: of a directory, what is in it. A destination that
+exists keeps its owner and its mode."""
 
 _CarryOut = Callable[[Sandbox], Awaitable[None]]
 BuildAdmission = Callable[[str, Limits], AbstractAsyncContextManager[object]]
@@ -164,7 +164,7 @@ async def build_template(
     name: str,
     tags: Sequence[str],
     build_id: str | None = None,
-    options: BuildOptions = BuildOptions(),
+    options: BuildOptions | None = None,
     on_event: Callable[[BuildEvent], None] = lambda _event: None,
 ) -> TemplateVersion:
     """Build a plan, and let the template `name` mean the result under `tags`.
@@ -174,7 +174,7 @@ async def build_template(
             what it printed.
         AtollError: the base cannot be had, or the sandbox could not be made.
     """
-    build = _Build(engine, plan, archives, options, on_event)
+    build = _Build(engine, plan, archives, options or BuildOptions(), on_event)
     version = await build.run(build_id or os.urandom(8).hex())
     await engine.templates.put(name, tags, version)
     await build.layers.trim()
@@ -472,7 +472,7 @@ def _shown(step: BuildStep) -> str:
             text = f"USER {step.user}"
         case EnvStep():
             text = f"ENV {' '.join(step.variables)}"
-        case ArgStep():
+        case _:
             text = f"ARG {step.name}"
     line = text.split("\n", 1)[0]
     return line if len(line) <= _MAX_LABEL_CHARS else f"{line[:_MAX_LABEL_CHARS]}…"

@@ -186,7 +186,7 @@ class BuildContext:
 
 
 class IgnorePatterns:
-    """Patterns as in `.dockerignore`: the last that matches a name, or a directory above it, decides; `!` lets it in."""
+    """Patterns as in `.dockerignore`: the last that matches a name, or one above it, decides; `!` lets it in."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.patterns: list[tuple[re.Pattern[str], bool]] = []

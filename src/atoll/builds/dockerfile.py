@@ -131,7 +131,7 @@ def _directives(lines: Sequence[str]) -> tuple[str, int]:
 
 
 def _join(lines: Sequence[str], at: int, escape: str) -> tuple[str, int]:
-    parts = []
+    parts: list[str] = []
     while at < len(lines):
         line = lines[at]
         at += 1

@@ -1,9 +1,9 @@
 """Archives that clients have uploaded for copies: kept on disk as they came, and read without trusting any of it.
 
-Owns where they are, how many bytes an owner may have there, and how one is uncompressed: as a stream, with limits on its
-size and on how much larger it becomes. What is in one is never unpacked on this machine: the tar is read by the guest of
-the build's sandbox, which refuses names that lead outside, devices and links to elsewhere. Not here: who may upload
-(surfaces), and the files of a local directory (`context.py`).
+Owns where they are, how many bytes an owner may have there, and how one is uncompressed: as a stream, with limits on
+its size and on how much larger it becomes. What is in one is never unpacked on this machine: the tar is read by the
+guest of the build's sandbox, which refuses names that lead outside, devices and links to elsewhere. Not here: who may
+upload (surfaces), and the files of a local directory (`context.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import anyio.to_thread
 
@@ -147,7 +147,7 @@ class _TarReader:
         Raises:
             BuildFailed: it is damaged, or becomes too large.
         """
-        data = self._file.read(_CHUNK_BYTES) if self._inflate is None else self._inflated()
+        data = self._file.read(_CHUNK_BYTES) if self._inflate is None else self._inflated(self._inflate)
         self._given += len(data)
         if self._given > MAX_UNPACKED_BYTES:
             raise BuildFailed(f"the files of a copy unpack to more than {MAX_UNPACKED_BYTES} bytes")
@@ -155,9 +155,7 @@ class _TarReader:
             raise BuildFailed(f"the files of a copy unpack to more than {MAX_RATIO} times the size of their archive")
         return data
 
-    def _inflated(self) -> bytes:
-        inflate = self._inflate
-        assert inflate is not None
+    def _inflated(self, inflate: Any) -> bytes:
         while not inflate.eof:
             given = inflate.unconsumed_tail or self._file.read(_CHUNK_BYTES)
             if not given:

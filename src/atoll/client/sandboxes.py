@@ -96,7 +96,7 @@ class RemoteSandboxes:
         if isinstance(ended, str):
             self._ended[id] = ended
 
-    def take_start(self, id: str) -> Sequence[str]:
+    def take_start(self, id: str) -> Sequence[str]:  # noqa: ARG002 - of a protocol
         return ()  # the server runs it
 
     def oom_kills(self, id: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The rules for names: of sandboxes, volumes, templates and checkpoints' labels, of namespaces, and of environment variables.
+"""The rules for names: of sandboxes, volumes, templates, labels of checkpoints, namespaces and environment variables.
 
 Used by the models and by every layer. Imports nothing heavy, because `atoll exec` imports it.
 """

@@ -545,8 +545,8 @@ class LocalEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def scratch(self, prefix: str) -> AsyncIterator[None]:
-        """While the context lasts, sandboxes whose names begin with `prefix` and a dot may be used as it pleases; at its
-        end, or when this process has died, they are removed. Their checkpoints stay.
+        """While the context lasts, sandboxes whose names begin with `prefix` and a dot are the caller's; at its end, or
+        when this process has died, they are removed. Their checkpoints stay.
 
         Raises:
             SandboxError: another process uses the prefix.

@@ -216,8 +216,8 @@ class Server:
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record, its keys and its agents, whose turns are cancelled; with `destroy`, all that it
-        has too: sandboxes, checkpoints, templates, volumes, warm pools and bundles. Its keys are refused from the beginning on.
-        It can be called again if it is interrupted.
+        has too: sandboxes, checkpoints, templates, volumes, warm pools and bundles. Its keys are refused from the
+        beginning on. It can be called again if it is interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.

@@ -1,7 +1,7 @@
 """Templates of E2B: built by the SDK's steps, found by name and tag, and used like snapshots.
 
-Owns the steps as the SDK sends them, the state of a build as it polls it, and the links by which it uploads the files of
-copies. A template is called by its name; a tag is a version of it. A base is an image that the tenant may use, or
+Owns the steps as the SDK sends them, the state of a build as it polls it, and the links by which it uploads the files
+of copies. A template is called by its name; a tag is a version of it. A base is an image that the tenant may use, or
 another template; `base` is the server's default image. Not here: a build itself (`atoll.builds`), and those that run
 (`server/builds.py`).
 """
@@ -39,6 +39,7 @@ from atoll.contract.names import DEFAULT_TAG, TEMPLATE_PREFIX, is_name
 from atoll.server.builds import TemplateBuild
 from atoll.server.policy import check_image, check_limits, check_runtime
 from atoll.server.server import Server
+from atoll.server.tenants import Tenant
 from atoll.surfaces.door.middleware import BodyTooLarge, take_any_body
 from atoll.surfaces.e2b.control import E2bBody, error_response, not_supported, read_body, route
 from atoll.surfaces.e2b.networks import NetworkBody
@@ -220,10 +221,7 @@ class TemplateRoutes:
         server = server_of(request)
         try:
             link = self._signed(request)
-            tenant = await server.tenants.get(link.tenant)
-            if tenant.disabled:
-                raise HTTPException(403, "the link is not valid")
-            server.quotas.check_rate(tenant)
+            server.quotas.check_rate(await _enabled(server, link.tenant))
             take_any_body(request.scope)
             if (length := request.headers.get("content-length", "0")).isdigit() and int(length) > MAX_UPLOAD_BYTES:
                 raise BodyTooLarge(MAX_UPLOAD_BYTES)
@@ -359,8 +357,8 @@ def _step(number: int, step: StepBody) -> BuildStep:
     except ValueError as error:
         raise BuildFailed(f"step {number}, {step.type[:32]}: {_why(error)}", step=number) from None
     raise BuildFailed(
-        f"step {number}, {step.type[:32]!r} with {len(args)} arguments, is not one; allowed are RUN, COPY, WORKDIR, USER "
-        "and ENV",
+        f"step {number}, {step.type[:32]!r} with {len(args)} arguments, is not one; allowed are RUN, COPY, WORKDIR, "
+        "USER and ENV",
         step=number,
     )
 
@@ -384,6 +382,13 @@ def _count(text: str | None, what: str, default: int) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise InvalidRequest(f"{what}: {text[:32]!r} is not a number")
     return int(text)
+
+
+async def _enabled(server: Server, name: str) -> Tenant:
+    tenant = await server.tenants.get(name)
+    if tenant.disabled:
+        raise HTTPException(403, "the link is not valid")
+    return tenant
 
 
 async def _record_upload(server: Server, request: Request, link: UploadLink) -> None:

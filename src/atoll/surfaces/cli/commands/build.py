@@ -73,7 +73,6 @@ def build(
     atoll build . --name web --allow registries
     atoll create box --image template:web
     """
-    context.require_local()
     if name is None:
         raise InvalidRequest("--name is missing: what the template is to be called")
     template, tag = split_template(name.removeprefix(TEMPLATE_PREFIX))
@@ -111,7 +110,6 @@ async def _build(
     from atoll.builds.builder import STEP_TIMEOUT_S, BuildOptions, build_template
     from atoll.builds.context import BuildContext
     from atoll.builds.dockerfile import SHELL, parse_dockerfile
-    from atoll.runtime.engine import LocalEngine
 
     files = BuildContext(directory)
     try:
@@ -122,8 +120,7 @@ async def _build(
     if ready is not None:
         plan = plan.model_copy(update={"ready_command": (*SHELL, ready)})
     name, tag = template
-    async with context.open_engine() as engine:
-        assert isinstance(engine, LocalEngine), "the command requires that"
+    async with context.open_local_engine() as engine:
         with render.ProgressBars() as bars:
             version = await build_template(
                 engine,

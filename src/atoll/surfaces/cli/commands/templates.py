@@ -104,12 +104,9 @@ async def rm(
 @commands.command()
 async def gc(context: CommandContext) -> int:
     """Remove the kept results of steps that no template needs. The next build runs these steps again."""
-    context.require_local()
     from atoll.builds.layers import LayerCache
-    from atoll.runtime.engine import LocalEngine
 
-    async with context.open_engine() as engine:
-        assert isinstance(engine, LocalEngine), "the command requires that"
+    async with context.open_local_engine() as engine:
         removed = await LayerCache(engine).trim(0)
     plural = "result" if len(removed) == 1 else "results"
     return context.answer({"removed": removed}, f"{len(removed)} {plural} of steps removed")
