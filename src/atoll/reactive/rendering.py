@@ -350,6 +350,8 @@ def _joined(values: Sequence[Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
+    if value is None:
+        return None  # a gap
     number = float(value)
     return number if math.isfinite(number) else None
 

@@ -47,7 +47,7 @@ _MAX_NAME_CHARS = 100
 _MAX_ERROR_CHARS = 1000
 _GRACE_S = 3
 _SCRIPT = "pattern/page.js"
-_EARLY = (
+EARLY = (
     "static/connection.js",
     "static/drawing.js",
     "static/elapsed.js",
@@ -131,7 +131,7 @@ class PatternPage:
         title, about = self._running.name[:_MAX_NAME_CHARS], self._running.pattern.description
         body = view_html(title, about, self._running.view.tree())
         return document(
-            self._assets, body, title=title, script=_SCRIPT, styles=["pattern/page.css"], early=_EARLY
+            self._assets, body, title=title, script=_SCRIPT, styles=["pattern/page.css"], early=EARLY
         )  # fmt: skip
 
     async def _events(self, request: Request) -> Response:

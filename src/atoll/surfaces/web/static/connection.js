@@ -80,9 +80,9 @@ export async function act(id, value = null) {
   return said.state;
 }
 
-/** Whether the state that is shown has what that version has. */
-export function reached(version) {
+/** Whether a version of the state, by default the present one, has what that other version has. */
+export function reached(version, shown = state.peek()?.id) {
   const [server, number] = version.split("-");
-  const [present, shown] = (state.peek()?.id ?? "-0").split("-");
-  return server !== present || Number(shown) >= Number(number);
+  const [present, latest] = (shown ?? "-0").split("-");
+  return server !== present || Number(latest) >= Number(number);
 }

@@ -22,6 +22,8 @@ class Draft {
     this.timer = null;
     this.version = null; // of the state that has what was sent
     this.settled = null; // the server's value for what was sent
+    this.value = null; // the server's value, as it was shown last
+    this.shown = undefined; // the version of the state that it is of
   }
 
   /** Take what was typed, and send it after a pause. */
@@ -54,14 +56,20 @@ class Draft {
       }
     } while (this.again);
     this.sending.value = false;
-    this.settle(null);
+    this.settle();
   }
 
-  /** Give the field back to the server, if it has what was typed. `value` is its own; null: as it is shown. */
-  settle(value) {
-    this.value = value ?? this.value;
+  /** Note the server's value. */
+  see(value, version) {
+    this.value = value;
+    this.shown = version;
+    this.settle();
+  }
+
+  /** Give the field back to the server, if it has what was typed. */
+  settle() {
     if (this.text.peek() === null || this.unsent || this.sending.peek() || this.error.peek() !== null) return;
-    if (this.version === null || !reached(this.version)) return;
+    if (this.version === null || !reached(this.version, this.shown)) return;
     const focused = document.activeElement?.id === this.id;
     if (!focused || this.value === this.text.peek()) this.text.value = null;
     else if (this.settled === null) this.settled = this.value;
@@ -111,7 +119,7 @@ function CellField({ tree }) {
   const draft = draftOf(tree.id);
   const { id } = state.value ?? {};
   const isLive = connection.value === "live";
-  useEffect(() => draft.settle(tree.value), [id, tree.value]);
+  useEffect(() => draft.see(tree.value, id), [id, tree.value]);
   useEffect(() => {
     if (isLive && draft.error.peek() !== null && draft.version === null && draft.text.peek() !== null) {
       draft.unsent = true; // it may not have been sent, as there was no connection
@@ -126,7 +134,7 @@ function CellField({ tree }) {
     onCompositionEnd: (event) => draft.type(event.target.value),
     onBlur: () => {
       draft.send();
-      draft.settle(null);
+      draft.settle();
     },
     onKeyDown: (event) => {
       if (event.key === "Enter" && !event.isComposing && (!tree.multiline || event.ctrlKey || event.metaKey)) {
