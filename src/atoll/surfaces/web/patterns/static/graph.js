@@ -7,15 +7,22 @@ import { html } from "atoll/markup.js";
 import { Table } from "./elements.js";
 
 const HEIGHT = 46;
-const NARROW = 640;
+const BESIDE_PX = 60; // of the window, what is beside the drawing
+const PAGE_PX = 832;
 const NAME_PX = 7.6;
 const LONGEST_NAME = 28;
 
 const shortened = (name) => (name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name);
 
+/** From left to right, or from top to bottom where that is too wide. */
 function place(nodes) {
+  const beside = arranged(nodes, "LR");
+  return beside.width <= Math.min(innerWidth, PAGE_PX) - BESIDE_PX ? beside : arranged(nodes, "TB");
+}
+
+function arranged(nodes, direction) {
   const made = new Layout();
-  made.setGraph({ rankdir: innerWidth < NARROW ? "TB" : "LR", nodesep: 18, ranksep: 48, marginx: 16, marginy: 16 });
+  made.setGraph({ rankdir: direction, nodesep: 18, ranksep: 44, marginx: 16, marginy: 16 });
   made.setDefaultEdgeLabel(() => ({}));
   const known = new Set(nodes.map((node) => node.id));
   for (const node of nodes) {
