@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import tempfile
 
-from inspect_ai import Task, eval, task
+import inspect_ai
+from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import includes
@@ -26,9 +27,9 @@ CONFIG = AtollSandboxConfig(limits=atoll.Limits(memory_bytes=512 << 20, pids=128
 
 @task
 def largest_file() -> Task:
-    sizes = {"b.txt": "b" * 2000, "a.txt": "a", "c.txt": "c" * 30}
+    texts = {"b.txt": "b" * 2000, "a.txt": "a", "c.txt": "c" * 30}
     sample = Sample(
-        "Which file in ~/data is the largest?", target="b.txt", files={f"data/{n}": c for n, c in sizes.items()}
+        "Which file in ~/data is the largest?", target="b.txt", files={f"data/{n}": c for n, c in texts.items()}
     )
     return Task(
         dataset=[sample],
@@ -47,7 +48,7 @@ def main() -> None:
         output.usage = ModelUsage()  # otherwise Inspect counts tokens, for which it fetches a vocabulary
     model = get_model("mockllm/model", custom_outputs=script)
     with tempfile.TemporaryDirectory() as log_dir:
-        [log] = eval(largest_file(), model=model, log_dir=log_dir, display="none")
+        [log] = inspect_ai.eval(largest_file(), model=model, log_dir=log_dir, display="none")
         assert log.samples, log.error
         [sample] = log.samples
     assert sample.scores

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import runpy
 import signal
 import subprocess
@@ -13,12 +11,13 @@ import sys
 from pathlib import Path
 
 import anyio
+import inspect_ai
 import pytest
-from inspect_ai import Task, eval
+from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
-from inspect_ai.scorer import includes, match
+from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, solver, use_tools
 from inspect_ai.tool import bash, python
 from inspect_ai.util import (
@@ -75,7 +74,9 @@ def say(text):
 
 
 def evaluate(tmp_path, task, model=None, **options):
-    [log] = eval(task, model=model or scripted(say("done")), log_dir=str(tmp_path), display="none", **options)
+    [log] = inspect_ai.eval(
+        task, model=model or scripted(say("done")), log_dir=str(tmp_path), display="none", **options
+    )
     return read_eval_log(log.location)
 
 
@@ -290,7 +291,7 @@ def test_kept_sandboxes_are_forks_that_the_command_line_destroys(here, tmp_path)
 
 WAITING = """
 import sys
-from inspect_ai import Task, eval
+from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
@@ -304,7 +305,8 @@ def wait():
     return solve
 
 if __name__ == "__main__":
-    eval(Task(dataset=[Sample("?")], solver=wait(), sandbox="atoll"), model="mockllm/model", log_dir=sys.argv[1], display="none")
+    task = Task(dataset=[Sample("?")], solver=wait(), sandbox="atoll")
+    eval(task, model="mockllm/model", log_dir=sys.argv[1], display="none")
 """
 
 
