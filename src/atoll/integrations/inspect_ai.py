@@ -225,9 +225,7 @@ class AtollSandboxEnvironment(SandboxEnvironment):
         await shared.close_if_unused()
 
     @classmethod
-    async def task_cleanup(
-        cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
-    ) -> None:
+    async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
         """Destroy what is left; or, with `--no-sandbox-cleanup`, keep a fork of it, since the sandboxes of samples end
         with this process. The last one closes the engine."""
         shared = _Shared.here()
