@@ -377,6 +377,22 @@ async def test_a_turn_whose_model_failed_is_resumed_and_its_message_is_not_said_
     assert (await refused(client, slow, conversation_id=talk["id"], resume=True))[0] == 409
 
 
+async def test_what_a_provider_says_of_the_server_stays_here(
+    client: httpx2.AsyncClient, slow: str, anthropic: Anthropic
+) -> None:
+    """Of its key, its account and its address, also where the model is only asked again."""
+    api = anthropic([Say("Well", breaks="drops"), Refuse(401, "x", "bad key sk-123")])
+    async with client.stream(
+        "POST", f"/api/v1/chat/{slow}", json={"message": "1"}, headers={"Accept": "text/event-stream"}
+    ) as stream:
+        seen = [event async for event in read_events(stream)]
+    assert {"turn", "text", "retry", "error"} == {event["event"] for event in seen}
+    (retry,) = [event["data"] for event in seen if event["event"] == "retry"]
+    assert retry["reason"] == "the model is not available now"
+    told = json.dumps(seen)
+    assert not [word for word in ("secret", "sk-", api.url, "claude-test") if word in told]
+
+
 async def test_budgets_end_a_turn_and_then_a_config(
     client: httpx2.AsyncClient, slow: str, anthropic: Anthropic
 ) -> None:

@@ -18,7 +18,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from pydantic_ai import exceptions
 from pydantic_ai.messages import (
     InstructionPart,
     ModelMessage,
@@ -133,6 +132,9 @@ class TurnRun:
         self._outcome: ChatAnswer | Exception | None = None
 
     def emit(self, event: AgentEvent) -> None:
+        if isinstance(event, RetryEvent):  # it has what the provider says of the server's account, and its address
+            _log.warning("a model is asked again: %s", event.reason)
+            event = event.model_copy(update={"reason": "the model is not available now"})
         self._count += 1
         size = len(event.model_dump_json())
         self._events.append((self._count, size, event))
@@ -618,13 +620,10 @@ def _for_clients(error: Exception) -> Exception:
         if not isinstance(error, AtollError):
             _log.error("a turn failed", exc_info=error)
         return error
-    cause = error.__cause__
-    of_operator = (exceptions.ModelAuthenticationError, exceptions.ModelQuotaExceededError)
-    rejected = (exceptions.ModelContextWindowExceededError, exceptions.ModelRequestRejectedError)
-    if isinstance(cause, rejected) and not isinstance(cause, of_operator):
+    if models.is_of_request(error):
         return error
     _log.warning("a model failed: %s", error.hint or error.message)
-    if isinstance(cause, InvalidRequest):  # no time will help
+    if isinstance(error.__cause__, InvalidRequest):  # no time will help
         return ModelUnavailable(
             "this server is not set up for the model, such as without the key of its provider; the server's log says "
             "what its operator has to do"
