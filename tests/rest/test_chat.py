@@ -430,6 +430,26 @@ async def test_the_tenants_quota_of_tokens_is_spent_by_turns(
         assert (await client.get("/api/v1/me")).json()["usage"]["model_tokens"] == 240
 
 
+async def test_turns_of_a_tenant_that_is_disabled_end(
+    served: Served, client: httpx2.AsyncClient, scripts: Path, anthropic: Anthropic
+) -> None:
+    key, never = await served.tenant("late-payer"), threading.Event()
+    api = anthropic([Say("never", after=never)])
+    model = {"provider": "anthropic", "model": "claude-test"}
+    async with served.client(key) as theirs, anyio.create_task_group() as tasks:
+        config = await create(theirs, site(scripts, model_config=model))
+        tasks.start_soon(_post, theirs, config, "1")
+        await eventually(partial(_asked, api, 1), "the model was asked")
+        (talk,) = (await theirs.get("/api/v1/conversations")).json()["items"]
+        assert (await client.patch("/api/v1/tenants/late-payer", json={"disabled": True})).status_code == 200
+
+        async def status() -> bool:
+            return (await served.server.conversations.get("late-payer", talk["id"])).status == "cancelled"
+
+        await eventually(status, "the turn was cancelled")
+        never.set()
+
+
 async def test_a_call_of_a_tool_that_is_not_there_is_answered_to_the_model(
     client: httpx2.AsyncClient, slow: str, anthropic: Anthropic
 ) -> None:
