@@ -45,6 +45,8 @@ MANIFEST = "manifest.json"
 _RATIO_FREE_BYTES = 16 * 1024 * 1024
 _MAX_EXTENSION_BYTES = 64 * 1024
 _BLOCK = 512
+TAR_END_BYTES = 2 * _BLOCK
+"""Of the zeros after the last entry, and of a tar without any."""
 _CHUNK_BYTES = 64 * 1024
 _GZIP_WBITS = 31
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
@@ -443,7 +445,7 @@ def repack(path: Path, sha256: str, *, below: str = "", owner: int = 0) -> Itera
             yield from reader.data()
             yield b"\0" * (-entry.size % _BLOCK)
         check_digest(reader.sha256(), sha256)
-    yield b"\0" * (2 * _BLOCK)
+    yield b"\0" * TAR_END_BYTES
 
 
 def check_digest(found: str, expected: str) -> None:
@@ -500,7 +502,7 @@ def pack(directory: Path, target: BinaryIO, *, names: Sequence[str] | None = Non
             info.size, info.mode = len(content), 0o755 if status.st_mode & 0o100 else 0o644
             packed.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
             packed.write(content + b"\0" * (-len(content) % _BLOCK))
-        packed.write(b"\0" * (2 * _BLOCK))
+        packed.write(b"\0" * TAR_END_BYTES)
 
 
 def _files(directory: Path) -> list[str]:

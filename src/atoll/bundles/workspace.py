@@ -26,7 +26,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from atoll.bundles import build as building
-from atoll.bundles.archive import repack, verify
+from atoll.bundles.archive import TAR_END_BYTES, repack, verify
 from atoll.bundles.build import VENV, Admission, BuildSpec
 from atoll.bundles.builtin import BUILTIN_TOOLS, builtin_tools
 from atoll.bundles.dispatch import WORKSPACE, Dispatcher
@@ -402,7 +402,10 @@ class Workspace:
             file.flush()
             try:
                 async with nullcontext() if self._admit_volume is None else self._admit_volume(name, size_bytes):
-                    await self.engine.volumes.import_(name, f"/proc/self/fd/{file.fileno()}", size_bytes)
+                    if file.tell() > TAR_END_BYTES:
+                        await self.engine.volumes.import_(name, f"/proc/self/fd/{file.fileno()}", size_bytes)
+                    else:  # there is no template; unpacking nothing takes 10 to 30 ms
+                        await self.engine.volumes.create(name, size_bytes)
             except VolumeExists:  # of another process
                 return False
         return True
@@ -482,8 +485,14 @@ class Workspace:
 
     # --------------------------------------------------------------------------------------------------------- end
 
+    async def record_output(self) -> None:
+        """Record what tools have printed since the last time. While they print, that is done about once per second."""
+        if self._unrecorded and self._instance is not None and not self._booting.locked():
+            await self._note()
+
     async def refresh(self) -> WorkspaceInstance | None:
-        """Look whether the sandbox runs or sleeps, and record it if that has changed."""
+        """Look whether the sandbox runs or sleeps, and record it if that has changed; and what tools have printed."""
+        await self.record_output()
         if self._instance is None or self._instance.ended_at is not None or self._booting.locked():
             return self._instance
         found = [each for each in await self.engine.list(self.spec.sandbox) if each.name == self.spec.sandbox]

@@ -116,6 +116,7 @@ class Workspaces:
 
     async def instances(self, config: str, *, limit: int = MAX_INSTANCES) -> list[WorkspaceInstance]:
         """The newest first."""
+        await self._record_output(config)
         table = workspace_instances
         query = sa.select(table.c.data).where(table.c.config == config).order_by(table.c.created_at.desc())
         async with self._database.read() as connection:
@@ -127,6 +128,7 @@ class Workspaces:
         Raises:
             ConfigNotFound: the config has no such instance.
         """
+        await self._record_output(config)
         table = workspace_instances
         query = sa.select(table.c.data).where(table.c.config == config, table.c.external_id == external_id)
         async with self._database.read() as connection:
@@ -136,6 +138,10 @@ class Workspaces:
                 f"the agent config {config!r} has no workspace instance {external_id[:100]!r}", config=config
             )
         return WorkspaceInstance.model_validate(data)
+
+    async def _record_output(self, config: str) -> None:
+        if (opened := self._open.get(config)) is not None:
+            await opened.workspace.record_output()
 
     async def destroy(self, tenant: str, config: AgentConfig) -> None:
         """Remove a config's workspace with its files. The next call makes another. Calls that are under way fail."""
