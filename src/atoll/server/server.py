@@ -103,7 +103,7 @@ class Server:
             database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
         )
         self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
-        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
+        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas, self.tenants)
         self._store = StateStore(settings.resolve_state_dir())
         self._where: dict[str, tuple[str, str]] = {}
         """The tenant and the name of sandboxes that were found by their ids. A sandbox keeps both."""
@@ -160,6 +160,7 @@ class Server:
                 self.engines.close_idle,
                 self.bundles.tidy,
                 self.workspaces.release_unused,
+                self.chat.end_disabled,
             ):
                 tasks.start_soon(_again, part)
 
