@@ -45,7 +45,6 @@ from atoll.server.policy import check_create, check_limits, check_network
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tables import workspace_instances
 from atoll.server.tenants import Tenant, Tenants
-from atoll.tools import coding, pool
 from atoll.tools.tool import Input, Result, TextPart, Tool, ToolResult, ToolSet
 from atoll.tools.view import MAX_SHOWN_BYTES, last_name
 
@@ -360,6 +359,7 @@ class WorkspaceContext:
 
 def _own_tools(context: WorkspaceContext) -> ToolSet:
     """The tools of the vocabularies `coding` and `agent` that work in one sandbox."""
+    from atoll.tools import coding, pool
 
     async def view(sandbox: Sandbox) -> Any:
         return coding.CodingView(sandbox, WORKSPACE)

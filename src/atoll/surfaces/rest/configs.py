@@ -175,6 +175,7 @@ async def update(
 @router.delete("/{config}", status_code=204, operation_id="configs_delete", responses=failures(404, 409))
 async def delete(caller: AgentWriter, config: ConfigPath) -> Response:
     """Delete an agent config with its versions, its workspace and its conversations. Turns under way are cancelled."""
+    await caller.server.load_chat()
     await caller.server.chat.delete_config(caller.tenant.name, config)
     return Response(status_code=204)
 
