@@ -239,3 +239,8 @@ def test_a_stream_of_bytes_that_is_not_http_gets_an_answer(strict_server: Runnin
     with connect(strict_server) as connected:
         connected.sendall(os.urandom(2000).replace(b"\r", b"x") + b"\r\n\r\n")
         assert answers(read_all(connected))[0].status == 400
+    with connect(strict_server) as connected:
+        connected.sendall(b"\x16\x03\x01\x02\x00\x01")  # as TLS begins: no end of a head will come
+        (answer,) = answers(read_all(connected))
+    assert answer.status == 400
+    assert b"use http://" in answer.body
