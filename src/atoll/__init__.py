@@ -17,13 +17,8 @@ if TYPE_CHECKING:
         Children as Children,
         Role as Role,
     )
-    from atoll.agents.history import History as History
-    from atoll.agents.loop import (
-        Agent as Agent,
+    from atoll.agents.events import (
         AgentEvent as AgentEvent,
-        AgentStream as AgentStream,
-        Answer as Answer,
-        Budget as Budget,
         RetryEvent as RetryEvent,
         TextEvent as TextEvent,
         ThinkingEvent as ThinkingEvent,
@@ -31,6 +26,13 @@ if TYPE_CHECKING:
         ToolCallEvent as ToolCallEvent,
         ToolResultEvent as ToolResultEvent,
         UsageEvent as UsageEvent,
+    )
+    from atoll.agents.history import History as History
+    from atoll.agents.loop import (
+        Agent as Agent,
+        AgentStream as AgentStream,
+        Answer as Answer,
+        Budget as Budget,
         generate_text as generate_text,
     )
     from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
+        BuildFailed as BuildFailed,
         BundleFailed as BundleFailed,
         BundleNotFound as BundleNotFound,
         CallerError as CallerError,
@@ -116,6 +119,7 @@ if TYPE_CHECKING:
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
         ServerUnavailable as ServerUnavailable,
+        TemplateNotFound as TemplateNotFound,
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
@@ -148,6 +152,8 @@ if TYPE_CHECKING:
         SandboxInfo as SandboxInfo,
         StorageInfo as StorageInfo,
         SystemProcess as SystemProcess,
+        Template as Template,
+        TemplateVersion as TemplateVersion,
         Truncation as Truncation,
         Usage as Usage,
         Volume as Volume,
@@ -177,6 +183,7 @@ if TYPE_CHECKING:
         Engine as Engine,
         Images as Images,
         PoolOptions as PoolOptions,
+        Templates as Templates,
         Volumes as Volumes,
     )
     from atoll.runtime.project.changes import (
@@ -194,6 +201,7 @@ if TYPE_CHECKING:
         PooledSandbox as PooledSandbox,
         SandboxPool as SandboxPool,
     )
+    from atoll.runtime.state.templates import TemplateStore as TemplateStore
     from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
     from atoll.tools import export as export
@@ -217,11 +225,11 @@ __version__ = "0.1.0"
 # The imports above once more, for the interpreter. `tests/runtime/test_names.py` compares the two.
 _HOMES = {
     "atoll.agents.children": "Children Role",
-    "atoll.agents.history": "History",
-    "atoll.agents.loop": """
-        Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
-        ToolResultEvent UsageEvent generate_text
+    "atoll.agents.events": """
+        AgentEvent RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent ToolResultEvent UsageEvent
     """,
+    "atoll.agents.history": "History",
+    "atoll.agents.loop": "Agent AgentStream Answer Budget generate_text",
     "atoll.agents.orchestrator": "ProgrammaticToolOrchestrator",
     "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
     "atoll.code.audit": "AuditEntry CodeAudit",
@@ -231,27 +239,27 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded BundleFailed BundleNotFound CallerError
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded BuildFailed BundleFailed BundleNotFound CallerError
         CheckpointExists CheckpointNotFound CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict
         ConversationNotFound DatabaseUnavailable DiskFull ExecTimeout FetchFailed FileError Forbidden
         GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound
         ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists
-        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
+        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TemplateNotFound TenantExists TenantNotFound
         TooManyProcesses ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
-        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage
-        Volume WarmPool
+        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Template
+        TemplateVersion Truncation Usage Volume WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
     "atoll.client.engine": "connect",
     "atoll.runtime.engine": "open",
-    "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
+    "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Templates Volumes",
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.ports": "Listener PortConnection",
     "atoll.runtime.guest.process": "Process ProcessInput",
@@ -260,6 +268,7 @@ _HOMES = {
     "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.runtime.sandbox_pool": "PoolDescription PooledSandbox SandboxPool",
+    "atoll.runtime.state.templates": "TemplateStore",
     "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
     "atoll.tools": "export",

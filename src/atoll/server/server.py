@@ -13,12 +13,15 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
 import anyio.to_thread
+import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from atoll.code.audit import CodeAudit
@@ -44,9 +47,7 @@ from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
 from atoll.server.builds import TemplateBuilds
 from atoll.server.bundles import Bundles
-from atoll.server.chat import Chat
 from atoll.server.configs import AgentConfigs
-from atoll.server.conversations import Conversations
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.events import Events
@@ -55,6 +56,7 @@ from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
 from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
+from atoll.server.tables import chat_turns
 from atoll.server.tenants import DEFAULT_TENANT, Tenant, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
 from atoll.server.workspaces import Workspaces
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from atoll.runtime.sandbox import Sandbox
+    from atoll.server.chat import Chat
+    from atoll.server.conversations import Conversations
 
 _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
@@ -105,8 +109,6 @@ class Server:
         self.workspaces = Workspaces(
             database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
         )
-        self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
-        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
         self._store = StateStore(settings.resolve_state_dir())
         self._where: dict[str, tuple[str, str]] = {}
         """The tenant and the name of sandboxes that were found by their ids. A sandbox keeps both."""
@@ -150,10 +152,38 @@ class Server:
             with suppress(TenantExists):  # another process has just made it
                 await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
 
+    @cached_property
+    def conversations(self) -> Conversations:
+        """Needs `load_chat`."""
+        from atoll.server.conversations import Conversations
+
+        return Conversations(self.database, self.quotas, self.idempotency.instance, self._is_alive)
+
+    @cached_property
+    def chat(self) -> Chat:
+        """Needs `load_chat`."""
+        from atoll.server.chat import Chat
+
+        return Chat(self.settings, self.configs, self.conversations, self.workspaces, self.quotas, self.tenants)
+
+    async def load_chat(self) -> None:
+        """Import what chats need, which takes most of a second the first time, while other requests are served."""
+        if "chat" not in self.__dict__:
+            await anyio.to_thread.run_sync(import_module, "atoll.server.chat")
+
+    async def _recover_turns(self) -> None:
+        """Complete the turns of processes that died, if there are any."""
+        running = sa.select(chat_turns.c.id).where(chat_turns.c.status == "running").limit(1)
+        async with self.database.read() as connection:
+            found = (await connection.execute(running)).one_or_none()
+        if found is not None:
+            await self.load_chat()
+            await self.conversations.recover()
+
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
-        await self.conversations.recover()
+        await self._recover_turns()
         async with anyio.create_task_group() as tasks:
             for part in (
                 self.events.watch,
@@ -163,6 +193,7 @@ class Server:
                 self.engines.close_idle,
                 self.bundles.tidy,
                 self.workspaces.release_unused,
+                self.chat.end_disabled,
             ):
                 tasks.start_soon(_again, part)
 
@@ -237,6 +268,7 @@ class Server:
             )
         await self.tenants.update(name, disabled=True)
         self.keys.forget()
+        await self.load_chat()
         await self.chat.end_tenant(name)
         await self.builds.end_tenant(name)
         for config in await self.configs.list(name):
@@ -274,7 +306,8 @@ class Server:
             closing.push_async_callback(self.engines.aclose)
             closing.push_async_callback(self.workspaces.aclose)
             closing.push_async_callback(self.builds.aclose)
-            closing.push_async_callback(self.chat.aclose)
+            if "chat" in self.__dict__:
+                closing.push_async_callback(self.chat.aclose)
 
     async def __aenter__(self) -> Self:
         return self

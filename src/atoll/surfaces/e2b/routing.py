@@ -51,6 +51,7 @@ from atoll.surfaces.e2b.snapshots import SnapshotRoutes
 from atoll.surfaces.e2b.templates import TemplateRoutes
 from atoll.surfaces.e2b.tokens import SandboxTokens, public_id, sandbox_id
 from atoll.surfaces.e2b.transfer import FileTransfer
+from atoll.surfaces.e2b.watches import WatchService
 from atoll.surfaces.rest.errors import request_id
 
 ID_HEADER = "e2b-sandbox-id"
@@ -83,7 +84,8 @@ class E2bSurface:
         accounts = SandboxAccounts()
         self._processes = ProcessService()
         self._filesystem = FilesystemService(accounts)
-        self._rpc = self._processes.methods() | self._filesystem.methods()
+        self._watches = WatchService(accounts, self._filesystem)
+        self._rpc = self._processes.methods() | self._filesystem.methods() | self._watches.methods()
         self._interpreter = CodeInterpreter(accounts)
         self._files = FileTransfer(self._tokens, accounts, self._filesystem)
         routes = [*TemplateRoutes(self._tokens).upload_routes(), *control_routes(self._tokens, self._sandboxes)]
@@ -106,7 +108,7 @@ class E2bSurface:
             yield
         finally:
             self._processes.aclose()
-            self._filesystem.aclose()
+            self._watches.aclose()
             await self._interpreter.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

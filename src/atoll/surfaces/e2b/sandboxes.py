@@ -78,6 +78,8 @@ class CreateBody(E2bBody):
     allow_internet_access: bool | None = Field(default=None, alias="allow_internet_access")
     network: NetworkBody | None = None
     volume_mounts: list[VolumeMountBody] | None = Field(default=None, max_length=16)
+    mcp: dict[str, Any] | None = None
+    """For E2B's statistics. The SDK itself starts the gateway in the sandbox, if the image has one."""
 
 
 class TimeoutBody(E2bBody):
