@@ -74,7 +74,8 @@ async def test_a_dockerfile_becomes_a_template_whose_unchanged_steps_are_not_run
         assert (sandbox.info.user, sandbox.info.cwd) == ("user", "/home/user/new")
         assert (sandbox.info.runtime, sandbox.info.network) == (runtime_name, None)
         said = await sandbox.exec(
-            "echo $GREETING $MORE; pwd; cat /srv/app/greeting /srv/app/who; stat -c '%U %a' /srv/app/a.txt /opt/bin/tool"
+            "echo $GREETING $MORE; pwd; cat /srv/app/greeting /srv/app/who; "
+            "stat -c '%U %a' /srv/app/a.txt /opt/bin/tool"
         )
         shown = ["hello world 1", "/home/user/new", "hello world", "root", "user 644", "root 700"]
         assert said.stdout.splitlines() == shown

@@ -72,7 +72,7 @@ def test_the_same_content_has_the_same_name_and_another_has_another(root: Path) 
     assert BuildContext(root).pack(["src"])[0] != second
 
 
-@pytest.mark.parametrize("pattern", ["../x", "src/../../etc", "missing", "*.none", "node_modules", "pipe"])
+@pytest.mark.parametrize("pattern", ["../x", "src/../../etc", "missing", "*.none", "node_modules", "pipe", ""])
 def test_a_pattern_that_leads_outside_or_matches_nothing_is_refused(root: Path, pattern: str) -> None:
     with pytest.raises(BuildFailed):
         BuildContext(root).pack([pattern])
