@@ -177,7 +177,7 @@ class _TarReader:
             if not given:
                 raise BuildFailed("the archive of a copy ends too early; upload it again")
             try:
-                data = inflate.decompress(given, _CHUNK_BYTES)
+                data: bytes = inflate.decompress(given, _CHUNK_BYTES)
             except zlib.error as error:
                 raise BuildFailed(f"the archive of a copy is damaged: {error}") from None
             if data:
