@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from pydantic_ai import Agent, ModelMessage, ModelResponse, RunContext, TextPart, ToolCallPart
-from pydantic_ai.messages import ToolReturnPart
+from pydantic_ai.messages import ToolReturnPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import atoll
@@ -27,7 +27,7 @@ def answer(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
     last = messages[-1].parts[-1]
     if isinstance(last, ToolReturnPart):
         return ModelResponse(parts=[TextPart(f"It wrote: {last.content}")])
-    assert isinstance(last.content, str)
+    assert isinstance(last, UserPromptPart) and isinstance(last.content, str)
     return ModelResponse(parts=[ToolCallPart("shell", {"line": last.content.partition(": ")[2]})])
 
 

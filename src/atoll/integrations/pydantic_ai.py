@@ -59,16 +59,19 @@ class _SharedEngine:
         self._opening = asyncio.Lock()
         self._engine: atoll.Engine | None = None
 
-    @classmethod
-    async def get(cls) -> atoll.Engine:
+    async def opened(self) -> atoll.Engine:
         """The engine of this machine or, where ATOLL_URL is set, that of the server."""
-        shared = _engines.setdefault(asyncio.get_running_loop(), cls())
-        async with shared._opening:
-            if shared._engine is None:
+        async with self._opening:
+            if self._engine is None:
                 settings = atoll.Settings.from_environment()
-                opening = atoll.connect(settings=settings) if settings.url else atoll.open(settings=settings)
-                shared._engine = await opening
-            return shared._engine
+                self._engine = await (
+                    atoll.connect(settings=settings) if settings.url else atoll.open(settings=settings)
+                )
+            return self._engine
+
+
+async def _shared_engine() -> atoll.Engine:
+    return await _engines.setdefault(asyncio.get_running_loop(), _SharedEngine()).opened()
 
 
 class AtollWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
@@ -111,7 +114,7 @@ class AtollWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyst
         """
         async with self._opening:
             if self._box is None:
-                engine = self._engine or await _SharedEngine.get()
+                engine = self._engine or await _shared_engine()
                 try:
                     if self._ref is not None:
                         self._box = await engine.get(self._ref.id)
@@ -131,7 +134,7 @@ class AtollWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyst
 
     async def working_dir(self) -> str:
         if self._working_dir is None:
-            result = await self.run("pwd -P", shell=True)
+            result = await self.run(["sh", "-c", "pwd -P"])
             if result.exit_code != 0 or not result.stdout.startswith("/"):
                 raise WorkspaceUnavailableError(f"the working directory is not known: {result.stderr.strip()}")
             self._working_dir = result.stdout.removesuffix("\n")
@@ -147,7 +150,7 @@ class AtollWorkspaceBackend(WorkspaceBackend, SupportsCommands, SupportsFilesyst
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> CommandResult:
-        if isinstance(command, (str, bytes)) is not shell or isinstance(command, bytes):
+        if isinstance(command, str) is not shell:
             raise TypeError("give a text with shell=True, or a sequence of texts without")
         stdout, stderr = bytearray(), bytearray()
 
@@ -287,8 +290,8 @@ class AtollWorkspace(AbstractCapability[AgentDepsT]):
     """Gives each run of an agent a sandbox as its workspace: a new one, or the one that the run goes on with."""
 
     options: atoll.CreateOptions = field(default_factory=atoll.CreateOptions)
-    """Those of `Engine.create`, for a new sandbox: `{"image": "python:3.12", "ttl_s": 3600, "ttl_renewed_by_use": True}`.
-    Without a lifetime it lives until it is destroyed."""
+    """Those of `Engine.create`, for a new sandbox: `{"image": "python:3.12", "ttl_s": 3600}`. Without a lifetime it lives
+    until it is destroyed."""
     engine: atoll.Engine | None = field(default=None, repr=False)
     """Unset: one that all workspaces of the event loop share, of this machine or of the server of ATOLL_URL."""
 
@@ -313,7 +316,7 @@ class AtollWorkspace(AbstractCapability[AgentDepsT]):
         """
         if ref.provider != PROVIDER:
             raise ValueError(f"the workspace {ref.id!r} is of {ref.provider!r}, not of {PROVIDER!r}")
-        engine = self.engine or await _SharedEngine.get()
+        engine = self.engine or await _shared_engine()
         with suppress(atoll.SandboxNotFound):
             await engine.destroy(ref.id)
 
