@@ -27,7 +27,8 @@ def answer(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
     last = messages[-1].parts[-1]
     if isinstance(last, ToolReturnPart):
         return ModelResponse(parts=[TextPart(f"It wrote: {last.content}")])
-    assert isinstance(last, UserPromptPart) and isinstance(last.content, str)
+    assert isinstance(last, UserPromptPart)
+    assert isinstance(last.content, str)
     return ModelResponse(parts=[ToolCallPart("shell", {"line": last.content.partition(": ")[2]})])
 
 

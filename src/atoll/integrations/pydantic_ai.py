@@ -290,8 +290,8 @@ class AtollWorkspace(AbstractCapability[AgentDepsT]):
     """Gives each run of an agent a sandbox as its workspace: a new one, or the one that the run goes on with."""
 
     options: atoll.CreateOptions = field(default_factory=atoll.CreateOptions)
-    """Those of `Engine.create`, for a new sandbox: `{"image": "python:3.12", "ttl_s": 3600}`. Without a lifetime it lives
-    until it is destroyed."""
+    """Those of `Engine.create`, for a new sandbox: `{"image": "python:3.12", "ttl_s": 3600}`. Without a lifetime it
+    lives until it is destroyed."""
     engine: atoll.Engine | None = field(default=None, repr=False)
     """Unset: one that all workspaces of the event loop share, of this machine or of the server of ATOLL_URL."""
 
