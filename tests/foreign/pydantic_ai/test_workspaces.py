@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
+import re
 import runpy
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import atoll
 from atoll.integrations.pydantic_ai import MAX_OUTPUT_BYTES, AtollWorkspace, AtollWorkspaceBackend
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "integrations" / "pydantic_workspace.py"
+PAGE = EXAMPLE.parents[2] / "docs" / "integrations.md"
 
 
 @pytest.fixture
@@ -119,6 +122,17 @@ async def test_runs_share_an_engine_and_have_a_sandbox_each(state_dir, servers, 
     monkeypatch.setenv("ATOLL_URL", server.url)
     monkeypatch.setenv("ATOLL_API_KEY", server.key)
     await anyio.to_thread.run_sync(anyio.run, both)
+
+
+async def test_the_page_is_true(host, state_dir, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(state_dir))
+    section = PAGE.read_text().partition("\n## Pydantic AI\n")[2].partition("\n## ")[0]
+    [snippet] = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names = {"__name__": "page"}
+    await eval(compile(snippet, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    assert names["first"].workspace.ref == names["second"].workspace.ref
+    with pytest.raises(atoll.SandboxNotFound):
+        await host.get(names["ref"].id)
 
 
 def test_the_example_runs_offline(state_dir, monkeypatch, capsys):
