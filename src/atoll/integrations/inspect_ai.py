@@ -75,7 +75,7 @@ class AtollService(BaseModel):
     runtime: str | None = None
     limits: atoll.Limits | None = None
     env: dict[str, str] = Field(default_factory=dict)
-    """For every command. Inspect writes it to the log of the evaluation: values that must not be seen there are `secrets`."""
+    """For every command. It is in the log of the evaluation: values that must not be seen there are `secrets`."""
     secrets: dict[str, HostVariable] = Field(default_factory=dict)
     """By the variable that has the placeholder inside."""
     user: str | None = None
