@@ -534,7 +534,7 @@ class Workspace:
             await dispatcher.aclose()
 
     async def destroy(self) -> None:
-        """End the sandbox and remove it with its files; a boot that is under way ends. Does nothing if there is none."""
+        """End the sandbox, or its boot, and remove it with its files. Does nothing if there is none."""
         await self._stop_idling()
         self._boot_scope.cancel()
         async with self._booting:
