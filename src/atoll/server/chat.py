@@ -14,7 +14,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +32,9 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from atoll.agents import models
+from atoll.agents.events import AgentEvent, RetryEvent, TextEvent, Tokens, ToolCallEvent, UsageEvent
 from atoll.agents.history import History
-from atoll.agents.loop import (
-    Agent,
-    AgentEvent,
-    Budget,
-    RetryEvent,
-    TextEvent,
-    Tokens,
-    ToolCallEvent,
-    UsageEvent,
-    streamed_event,
-)
+from atoll.agents.loop import Agent, Budget, streamed_event
 from atoll.agents.requests import CUT_OFF_REASONS, AnswerRequester, arguments_of
 from atoll.contract.errors import (
     AtollError,
@@ -58,11 +48,12 @@ from atoll.contract.errors import (
     TenantNotFound,
 )
 from atoll.server.configs import AgentConfig, AgentConfigs, ToolDeclaration, check_model
-from atoll.server.conversations import ChatToolCall, ChatTurn, Conversations, OpenTurn, SpentTokens, TurnStatus
+from atoll.server.conversations import Conversations, OpenTurn, SpentTokens
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tenants import Tenant, Tenants
+from atoll.server.turns import ChatAnswer, ChatInput, ChatToolCall, ChatTurn, TurnStatus
 from atoll.server.workspaces import Workspaces
-from atoll.tools.tool import StrictModel, nearest
+from atoll.tools.tool import nearest
 
 if TYPE_CHECKING:
     from atoll.settings import Settings
@@ -76,43 +67,6 @@ REMEMBERED_S = 300.0
 MAX_REMEMBERED = 256
 _DISABLED_S = 1.0
 _log = logging.getLogger(__name__)
-
-
-class ChatAnswer(StrictModel):
-    """What a client is answered: the agent's text, or the calls that it is to make."""
-
-    response: str | None
-    """The agent's answer. Null: the turn waits for the results of `tool_calls`."""
-    tool_calls: tuple[ChatToolCall, ...]
-    conversation_id: str
-    turn_id: str
-    version: int
-    """The version of the config that the turn uses."""
-    steps: int
-    """How often the model was asked in this turn."""
-    usage: Tokens
-    """Of this turn."""
-
-    @classmethod
-    def of(cls, turn: ChatTurn) -> ChatAnswer:
-        return cls(
-            response=turn.response,
-            tool_calls=turn.tool_calls,
-            conversation_id=turn.conversation_id,
-            turn_id=turn.id,
-            version=turn.version,
-            steps=turn.steps,
-            usage=turn.usage,
-        )
-
-
-@dataclass(frozen=True)
-class ChatInput:
-    """What a client sends: a message, results of calls, or neither, to go on with a turn that ended too early."""
-
-    conversation: str | None = None
-    message: str | None = None
-    results: Sequence[ToolReturnPart] | None = None
 
 
 class TurnRun:

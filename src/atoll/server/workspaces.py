@@ -45,7 +45,6 @@ from atoll.server.quotas import QuotaLedger
 from atoll.server.redaction import SecretRedaction
 from atoll.server.tables import workspace_instances
 from atoll.server.tenants import Tenant, Tenants
-from atoll.tools import coding, pool
 from atoll.tools.tool import Input, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import MAX_SHOWN_BYTES, last_name
 
@@ -399,6 +398,7 @@ class WorkspaceContext:
 
 def _own_tools(context: WorkspaceContext) -> ToolSet:
     """The tools of the vocabularies `coding` and `agent` that work in one sandbox."""
+    from atoll.tools import coding, pool
 
     async def view(sandbox: Sandbox) -> Any:
         return coding.CodingView(sandbox, WORKSPACE)

@@ -24,6 +24,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 
+from atoll.contract.documented import Documented
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.tools.vocabularies import VOCABULARIES
 
@@ -130,10 +131,10 @@ def nearest(wanted: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------------------------------------------------- a tool
 
 
-class Input(BaseModel):
+class Input(Documented):
     """The arguments of a tool. For a field with a default, null means the default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -144,10 +145,10 @@ class Input(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
 
-class Result(StrictModel):
+class Result(Documented):
     """The result of a tool as data. Fields that are None are omitted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="python", exclude_none=True)
