@@ -1,13 +1,14 @@
-"""A deep agent of LangChain works in a sandbox of Atoll, by langchain-e2b's provider and backend."""
+"""A deep agent of LangChain works in a sandbox of Atoll, by the backend of langchain-e2b."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from deepagents import create_deep_agent
+from e2b import Sandbox
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_e2b.provider import E2BProvider
+from langchain_e2b import E2BSandbox
 
 from atoll.testing.server import RunningServer
 
@@ -29,9 +30,8 @@ def test_an_agent_writes_sorts_and_reads_a_file(e2b_drop_in: RunningServer) -> N
         AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call_{i}", "type": "tool_call"}])
         for i, (name, arguments) in enumerate(CALLS)
     ]
-    provider = E2BProvider()
-    backend = provider.get_or_create()
-    try:
+    with Sandbox.create(timeout=120) as sandbox:
+        backend = E2BSandbox(sandbox=sandbox)
         agent = create_deep_agent(model=ScriptedModel(messages=iter([*said, AIMessage("done")])), backend=backend)
         result = agent.invoke({"messages": [{"role": "user", "content": "Sort the list."}]})
         told = [str(each.content) for each in result["messages"] if isinstance(each, ToolMessage)]
@@ -42,5 +42,3 @@ def test_an_agent_writes_sorts_and_reads_a_file(e2b_drop_in: RunningServer) -> N
         uploaded = backend.upload_files([("/home/user/data.bin", bytes(range(256)))])
         assert uploaded[0].error is None
         assert backend.download_files(["/home/user/data.bin"])[0].content == bytes(range(256))
-    finally:
-        provider.delete(sandbox_id=backend.id)

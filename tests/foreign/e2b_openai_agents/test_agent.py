@@ -25,7 +25,7 @@ class ScriptedModel(Model):  # type: ignore[misc]
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    async def get_response(self, _instructions: Any, input: Any, *_args: Any, **_kwargs: Any) -> ModelResponse:
+    async def get_response(self, *, input: Any, **_kwargs: Any) -> ModelResponse:
         results = [each["output"] for each in input if each.get("type") == "function_call_output"]
         self.told = [str(each) for each in results]
         step = len(results)

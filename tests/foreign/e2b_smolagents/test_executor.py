@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+from e2b import Sandbox
 from smolagents import CodeAgent, tool
 from smolagents.models import ChatMessage, MessageRole, Model
 
@@ -39,9 +46,26 @@ def double(number: int) -> int:
     return number * 2
 
 
-def test_an_agent_keeps_its_variables_and_sees_its_errors_until_its_answer(e2b_drop_in: RunningServer) -> None:
+@pytest.fixture
+def template(e2b_drop_in: RunningServer) -> Iterator[str]:
+    """A snapshot with numpy and Pillow, which smolagents expects in a sandbox, or installs from the internet."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in ("numpy", "numpy.libs", "PIL", "pillow.libs"):
+            archive.add(Path(sysconfig.get_path("platlib"), name), name)
+    with Sandbox.create(timeout=120) as sandbox:
+        sandbox.files.write("/tmp/packages.tar", packed.getvalue())
+        sandbox.commands.run("d=$(python3 -m site --user-site); mkdir -p $d; tar -C $d -xf /tmp/packages.tar")
+        snapshot = sandbox.create_snapshot()
+    yield snapshot.snapshot_id
+    Sandbox.delete_snapshot(snapshot.snapshot_id)
+
+
+def test_an_agent_keeps_its_variables_and_sees_its_errors_until_its_answer(template: str) -> None:
     model = ScriptedModel()
-    with CodeAgent(tools=[double], model=model, executor_type="e2b", max_steps=4) as agent:
+    with CodeAgent(
+        tools=[double], model=model, executor_type="e2b", executor_kwargs={"template": template}, max_steps=4
+    ) as agent:
         answer = agent.run("Double some numbers.")
         inside = agent.python_executor.sandbox.commands.run("hostname").stdout.strip()
     assert answer == {"rows": [0, 2, 4, 6], "kept": "[0, 2, 4, 6]", "host": inside}
