@@ -31,7 +31,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
 from atoll.surfaces.door.answers import error_bytes
-from atoll.surfaces.door.heads import MAX_HEAD_BYTES, RequestHead, RequestRefused, parse_head
+from atoll.surfaces.door.heads import MAX_HEAD_BYTES, RequestHead, RequestRefused, check_beginning, parse_head
 
 KEEP_ALIVE_S = 30
 """For the next request on a connection."""
@@ -219,6 +219,7 @@ class DoorProtocol(HttpToolsProtocol):
                 raise RequestRefused(431, "headers_too_large", message)
             if b"\n\n" in self._buffer:
                 raise RequestRefused(400, "invalid_request", "malformed HTTP request: a line does not end with CR LF")
+            check_beginning(bytes(self._buffer[:64]))
             return None
         return parse_head(bytes(self._buffer[: end + 4]))
 
