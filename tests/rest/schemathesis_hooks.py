@@ -53,6 +53,7 @@ RULES = (
     "is not a pattern for images",
     "is not a directory that may be mounted",
     "is not a valid header for a secret",
+    "is not a valid host for a secret",
     "path, or path_base64",
     "target, or target_base64",
     "stdin and stdin_base64",
