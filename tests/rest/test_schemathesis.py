@@ -181,6 +181,7 @@ def environment(server: RunningServer, directory: Path, user: str) -> dict[str, 
 
 def schemathesis(url: str, variables: dict[str, str], *options: str) -> None:
     """Run it with all checks."""
+    httpx2.get(f"{url}/openapi.json", timeout=60).raise_for_status()  # made now: schemathesis waits for 10 s
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", "--checks", "all"]
     done = subprocess.run(
         [*command, "--no-color", *options, f"{url}/openapi.json"],
