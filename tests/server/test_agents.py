@@ -19,7 +19,7 @@ from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.server import chat
+from atoll.server import chat, configs, conversations as stored_conversations
 from atoll.server.chat import MAX_EVENT_BYTES, TurnRun
 from atoll.server.configs import AgentConfig, AgentDefinition
 from atoll.server.conversations import OpenTurn
@@ -315,3 +315,24 @@ async def test_a_client_that_comes_back_late_is_told_that_events_are_lost(config
     assert seen == [("0-2", None), ("0-3", "2"), ("0-4", "3")]
     with pytest.raises(ConversationNotFound):
         await run.answer()
+
+
+async def test_what_is_held_in_memory_of_a_conversation_and_of_a_tenants_configs_is_bounded(
+    server: Server, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_conversations, "MAX_HISTORY_BYTES", 3000)
+    turn = await begin(server, config, "a" * 1000)
+    await server.conversations.answered(turn, answer(TextPart("Seen.")), status="done")
+    with pytest.raises(InvalidRequest, match=r"3000 bytes of messages.*begin a new one"):
+        await begin(server, config, "b" * 2000, conversation=turn.conversation)
+    assert await roles(server, turn) == ["user", "assistant"]
+    tenant = await server.tenants.get("default")
+    large = {"system_prompt": "c" * 2000}
+    monkeypatch.setattr(configs, "MAX_TENANT_BYTES", 4000)
+    changed = await server.configs.update(tenant, config.id, large, {})
+    with pytest.raises(InvalidRequest, match="with all of their versions"):
+        await server.configs.update(tenant, config.id, {"name": "Other"}, {})
+    monkeypatch.setattr(configs, "MAX_DEFINITION_BYTES", 1000)
+    with pytest.raises(InvalidRequest, match="1000 bytes as JSON"):
+        await server.configs.update(tenant, config.id, {"name": "Other"}, {})
+    assert (await server.configs.get("default", config.id)).version == changed.version

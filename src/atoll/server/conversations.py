@@ -47,6 +47,8 @@ from atoll.tools.tool import readable
 
 MAX_MESSAGES = 10_000
 """Of one conversation, results of calls included."""
+MAX_HISTORY_BYTES = 32 * 1024 * 1024
+"""Of all messages of one conversation, which a turn holds in memory, when it begins."""
 MAX_CONVERSATIONS = 100_000
 """Of one config."""
 T = TypeVar("T")
@@ -547,6 +549,13 @@ def _history(connection: sa.Connection, conversation: str) -> builtins.list[Mode
         InvalidRequest: it is too long.
     """
     table = chat_messages
+    held = sa.select(sa.func.sum(sa.func.length(sa.cast(table.c.data, sa.Text))))
+    size = connection.execute(held.where(table.c.conversation == conversation)).scalar_one() or 0
+    if size > MAX_HISTORY_BYTES:
+        raise InvalidRequest(
+            f"a conversation may have {MAX_HISTORY_BYTES} bytes of messages, and this one would have {size}; begin a "
+            "new one"
+        )
     query = sa.select(table.c.data).where(table.c.conversation == conversation).order_by(table.c.id)
     data = connection.execute(query.limit(MAX_MESSAGES + 1)).scalars().all()
     if len(data) > MAX_MESSAGES:
