@@ -19,16 +19,17 @@ SOAK_MINUTES ?= 30
 SOAK_SANDBOXES ?= 200
 SOAK_ARGS ?=
 VM_PARTS ?=
+FOREIGN ?=
 
 # The paths that ruff and mypy check, if they exist.
 CHECKED := $(wildcard src tests bench examples build_guest.py scripts/*.py)
 
-SHELL_SCRIPTS := $(addprefix scripts/,bootstrap fuzz install lock old-gvisor os-packages) $(wildcard scripts/vm/*) .ci/run
+SHELL_SCRIPTS := $(addprefix scripts/,bootstrap foreign fuzz install lock old-gvisor os-packages) $(wildcard scripts/vm/*) .ci/run
 
 NATIVE := src/atoll/_bin
 GUEST_HEADERS := $(wildcard src/atoll/guest/*.h)
 
-.PHONY: help install uninstall wheel demo test test-old-gvisor test-remote test-vm check format bench soak fuzz \
+.PHONY: help install uninstall wheel demo test test-old-gvisor test-remote test-vm test-foreign check format bench soak fuzz \
 	fuzz-rest chaos build lock clean programs lint dist
 .DEFAULT_GOAL := help
 
@@ -76,6 +77,11 @@ test-vm: ## run a core of the tests in an emulated guest with systemd and cgroup
 	@scripts/bootstrap vm
 	@scripts/vm/test $(VM_PARTS)
 
+test-foreign: ## run the tests of frameworks of others in environments of their own; FOREIGN='NAME...' chooses
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory programs WERROR=--werror
+	@scripts/foreign $(FOREIGN)
+
 check: ## check format, lint, types, import contract and shell scripts
 	@scripts/bootstrap check
 	@$(MAKE) --no-print-directory lint
@@ -121,7 +127,7 @@ lock: ## pin the dependencies again; UPGRADE=1 takes the newest versions
 	@scripts/lock
 
 clean: ## remove everything built, installed and cached in this directory
-	rm -rf .venv dist $(NATIVE) tests/fuzz/out clients/typescript/dist clients/typescript/node_modules
+	rm -rf .venv .foreign dist $(NATIVE) tests/fuzz/out clients/typescript/dist clients/typescript/node_modules
 	rm -rf tests/e2b/javascript/node_modules
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

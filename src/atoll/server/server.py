@@ -32,6 +32,7 @@ from atoll.contract.errors import (
     Forbidden,
     InvalidRequest,
     SandboxNotFound,
+    TemplateNotFound,
     TenantExists,
     TenantNotFound,
     VolumeNotFound,
@@ -44,6 +45,7 @@ from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.running import SANDBOX_ID
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
+from atoll.server.builds import TemplateBuilds
 from atoll.server.bundles import Bundles
 from atoll.server.configs import AgentConfigs
 from atoll.server.database import Database
@@ -101,6 +103,7 @@ class Server:
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
+        self.builds = TemplateBuilds(self.engines, self.quotas, self.directory / "builds")
         vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
         self.configs = AgentConfigs(database, vault, self.bundles, settings)
         self.workspaces = Workspaces(
@@ -161,7 +164,7 @@ class Server:
         """Needs `load_chat`."""
         from atoll.server.chat import Chat
 
-        return Chat(self.settings, self.configs, self.conversations, self.workspaces, self.quotas)
+        return Chat(self.settings, self.configs, self.conversations, self.workspaces, self.quotas, self.tenants)
 
     async def load_chat(self) -> None:
         """Import what chats need, which takes most of a second the first time, while other requests are served."""
@@ -190,6 +193,7 @@ class Server:
                 self.engines.close_idle,
                 self.bundles.tidy,
                 self.workspaces.release_unused,
+                self.chat.end_disabled,
             ):
                 tasks.start_soon(_again, part)
 
@@ -243,8 +247,8 @@ class Server:
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record, its keys and its agents, whose turns are cancelled; with `destroy`, all that it
-        has too: sandboxes, checkpoints, volumes, warm pools and bundles. Its keys are refused from the beginning on.
-        It can be called again if it is interrupted.
+        has too: sandboxes, checkpoints, templates, volumes, warm pools and bundles. Its keys are refused from the
+        beginning on. It can be called again if it is interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
@@ -266,6 +270,7 @@ class Server:
         self.keys.forget()
         await self.load_chat()
         await self.chat.end_tenant(name)
+        await self.builds.end_tenant(name)
         for config in await self.configs.list(name):
             with suppress(ConfigNotFound):
                 await self.chat.delete_config(name, config.id)
@@ -300,6 +305,7 @@ class Server:
             closing.push_async_callback(self.audit.aclose)
             closing.push_async_callback(self.engines.aclose)
             closing.push_async_callback(self.workspaces.aclose)
+            closing.push_async_callback(self.builds.aclose)
             if "chat" in self.__dict__:
                 closing.push_async_callback(self.chat.aclose)
 
@@ -337,11 +343,15 @@ async def _contents(engine: Engine) -> dict[str, int]:
         "checkpoints": len(await engine.checkpoints()),
         "volumes": len(await engine.volumes.list()),
         "warm pools": len(await engine.warm_pools()),
+        "templates": len(await engine.templates.list()),
     }
 
 
 async def _destroy_contents(engine: Engine) -> None:
     await engine.remove_warm_pools()
+    for template in await engine.templates.list():
+        with suppress(TemplateNotFound):
+            await engine.templates.remove(template.name)
     for sandbox in await engine.list():
         with suppress(SandboxNotFound):
             await engine.destroy(sandbox.name, checkpoints=True)

@@ -113,7 +113,7 @@ class Tenant(Frozen):
     name: str
     created_at: datetime
     disabled: bool = False
-    """True: its keys are refused. Its sandboxes go on."""
+    """True: its keys are refused, and turns of its agents are cancelled. Its sandboxes go on."""
     policy: TenantPolicy = TenantPolicy()
     quotas: Quotas = Quotas()
 

@@ -448,7 +448,7 @@ class _BoundTool:
     tool: Tool
     context: ToolContext | None
     queue: KeyedQueue
-    change: Callable[[ToolResult], ToolResult] | None = None
+    change: Callable[[ToolResult], Awaitable[ToolResult]] | None = None
 
 
 @dataclass(frozen=True)
@@ -526,7 +526,7 @@ class ToolSet:
         self._require(names)
         return ToolSet._of(each for name, each in self._bound.items() if name not in names)
 
-    def changing(self, change: Callable[[ToolResult], ToolResult]) -> ToolSet:
+    def changing(self, change: Callable[[ToolResult], Awaitable[ToolResult]]) -> ToolSet:
         """The same tools, each of whose results is passed through `change` before anything else sees it."""
         return ToolSet._of(replace(each, change=change) for each in self._bound.values())
 
@@ -599,7 +599,7 @@ class ToolSet:
         else:
             async with call.ticket:
                 result = await self._handle(call)
-        return result if call.bound.change is None else call.bound.change(result)
+        return result if call.bound.change is None else await call.bound.change(result)
 
     async def _handle(self, call: _PreparedCall) -> ToolResult:
         tool, context = call.bound.tool, call.bound.context

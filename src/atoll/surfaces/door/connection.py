@@ -49,6 +49,8 @@ CONTROL_FRAMES_PER_S = 64
 """Pings, pongs and empty fragments. A connection with more is closed."""
 MESSAGES_PER_S = 4000
 """A connection with more is read more slowly."""
+DISCONNECT = "atoll.disconnect"
+"""An extension of ASGI: a function that ends the connection, so that a response is seen to be cut off."""
 _SLICE_BYTES = 16 * 1024
 _MAX_QUEUED_MESSAGES = 64
 _LINGER_S = 1.0
@@ -307,6 +309,7 @@ class DoorProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._overrun:
             self._head_done = True
+            self.scope["extensions"] = {DISCONNECT: self.transport.abort}
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

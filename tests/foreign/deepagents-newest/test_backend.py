@@ -1,0 +1,1 @@
+../deepagents/test_backend.py
