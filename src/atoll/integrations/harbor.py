@@ -25,7 +25,7 @@ from atoll.contract.errors import install_extra
 try:
     from harbor.environments.base import BaseEnvironment, ExecResult, OutputCallback
     from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
-    from harbor.environments.definition import COMPOSE_FILE_NAME, DOCKERFILE_NAME, parse_dockerfile_workdir
+    from harbor.environments.definition import COMPOSE_FILE_NAME, DOCKERFILE_NAME
     from harbor.models.task.config import NetworkMode, NetworkPolicy
     from harbor.models.trial.config import ResourceMode
 except ModuleNotFoundError as error:
@@ -123,10 +123,10 @@ class AtollEnvironment(BaseEnvironment):
         try:
             self._box = await self._engine.create(
                 image=self._image or self.task_env_config.docker_image,
-                runtime=self._runtime,  # type: ignore[arg-type] # checked there
+                runtime=self._runtime,
                 limits=self._limits(),
                 user=self._user,
-                cwd=self._directory(),
+                cwd=self.task_env_config.workdir,
                 network=_policy(self.network_policy),
                 labels={_SESSION: "".join(each if each.isalnum() else "-" for each in self.session_id)[:63].strip("-")},
                 ephemeral=True,
@@ -146,10 +146,6 @@ class AtollEnvironment(BaseEnvironment):
             memory_bytes=None if memory_mb is None else memory_mb * _MIB,
             disk_bytes=None if storage_mb is None else storage_mb * _MIB,
         )
-
-    def _directory(self) -> str | None:
-        directory: str | None = self.task_env_config.workdir
-        return directory or parse_dockerfile_workdir(self.environment_dir / DOCKERFILE_NAME)
 
     async def stop(self, delete: bool) -> None:
         """Destroy the sandbox; without `delete`, keep a fork of it, which the log names."""
