@@ -73,6 +73,7 @@ def csv_pipeline(csv_url: Cell[str]) -> dict[str, object]:
             view.loader(analysis, label="Analyzing"),
             view.loader(chart, label="Charting"),
             lambda: view.table(["rows", "columns"], [[stats.result["count"], ", ".join(stats.result["cols"])]]),
+            view.chart(lambda: range(1, stats.result["count"] + 1), lambda: stats.result["numeric"]),
             view.svg(lambda: chart.result.files["/tmp/chart.svg"]),
         ),
         "stats": stats,

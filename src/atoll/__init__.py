@@ -17,13 +17,8 @@ if TYPE_CHECKING:
         Children as Children,
         Role as Role,
     )
-    from atoll.agents.history import History as History
-    from atoll.agents.loop import (
-        Agent as Agent,
+    from atoll.agents.events import (
         AgentEvent as AgentEvent,
-        AgentStream as AgentStream,
-        Answer as Answer,
-        Budget as Budget,
         RetryEvent as RetryEvent,
         TextEvent as TextEvent,
         ThinkingEvent as ThinkingEvent,
@@ -31,6 +26,13 @@ if TYPE_CHECKING:
         ToolCallEvent as ToolCallEvent,
         ToolResultEvent as ToolResultEvent,
         UsageEvent as UsageEvent,
+    )
+    from atoll.agents.history import History as History
+    from atoll.agents.loop import (
+        Agent as Agent,
+        AgentStream as AgentStream,
+        Answer as Answer,
+        Budget as Budget,
         generate_text as generate_text,
     )
     from atoll.agents.orchestrator import ProgrammaticToolOrchestrator as ProgrammaticToolOrchestrator
@@ -217,11 +219,11 @@ __version__ = "0.1.0"
 # The imports above once more, for the interpreter. `tests/runtime/test_names.py` compares the two.
 _HOMES = {
     "atoll.agents.children": "Children Role",
-    "atoll.agents.history": "History",
-    "atoll.agents.loop": """
-        Agent AgentEvent AgentStream Answer Budget RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent
-        ToolResultEvent UsageEvent generate_text
+    "atoll.agents.events": """
+        AgentEvent RetryEvent TextEvent ThinkingEvent Tokens ToolCallEvent ToolResultEvent UsageEvent
     """,
+    "atoll.agents.history": "History",
+    "atoll.agents.loop": "Agent AgentStream Answer Budget generate_text",
     "atoll.agents.orchestrator": "ProgrammaticToolOrchestrator",
     "atoll.code.approvals": "Approval ApprovalDecision ApprovalRequest Approver AskingApprover StoredApprovals",
     "atoll.code.audit": "AuditEntry CodeAudit",

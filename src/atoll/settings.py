@@ -111,6 +111,9 @@ class Settings(FrozenRequest):
     messages_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
     """The token that clients of `atoll messages` must send as their API key: 16 characters or more, at random. Unset:
     any key is accepted, of clients of this machine only."""
+    pattern_token: SecretStr | None = Field(default=None, min_length=SHORTEST_TOKEN)
+    """The token with which the page of `atoll pattern serve` is opened, as `/?token=TOKEN`: 16 characters or more, at
+    random. Unset: none is required, and the page is for browsers of this machine only."""
 
     url: str | None = Field(default=None, min_length=1)
     """The server whose sandboxes these are (`atoll serve`): `https://HOST[:PORT]`. The command line then works with it,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import atoll
-from atoll.agents.loop import (
+from atoll.agents.events import (
     AgentEvent,
     RetryEvent,
     TextEvent,

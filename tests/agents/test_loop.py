@@ -15,7 +15,8 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import atoll
-from atoll.agents.loop import MAX_CALLS_PER_ANSWER, AgentEvent, TextEvent, ToolCallEvent, ToolResultEvent
+from atoll.agents.events import AgentEvent, TextEvent, ToolCallEvent, ToolResultEvent
+from atoll.agents.loop import MAX_CALLS_PER_ANSWER
 from atoll.agents.script import Script, scripted
 from atoll.testing.waiting import eventually
 from atoll.tools.tool import Input, Tool, ToolSet

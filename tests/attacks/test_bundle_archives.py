@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.bundles import archive
-from atoll.bundles.archive import read_bundle
+from atoll.bundles.archive import LIMITS, MAX_ENTRIES, ArchiveLimits, read_bundle
 from atoll.contract.errors import BundleFailed
 from tests.bundles.making import entry, manifest, tar
 
@@ -23,10 +22,10 @@ GOOD = (entry("manifest.json", manifest("run")), entry("tools/main.py", b"def ru
 Entries = Sequence[tuple[tarfile.TarInfo, bytes]]
 
 
-async def refused(tmp_path: Path, content: bytes) -> str:
+async def refused(tmp_path: Path, content: bytes, limits: ArchiveLimits = LIMITS) -> str:
     (tmp_path / "made.tgz").write_bytes(content)
     with pytest.raises(BundleFailed) as failed:
-        await read_bundle(tmp_path / "made.tgz")
+        await read_bundle(tmp_path / "made.tgz", limits)
     return failed.value.message
 
 
@@ -77,10 +76,13 @@ async def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert "is not UTF-8" in await refused(tmp_path, gzip.compress(made))
 
 
-async def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_ENTRIES", 10)
+async def test_too_many_entries_are_refused(tmp_path: Path) -> None:
     entries = [*GOOD, *(entry(f"tools/f{number}") for number in range(10))]
-    assert "more than 10 entries" in await refused(tmp_path, gzip.compress(tar(entries)))
+    content = gzip.compress(tar(entries))
+    assert "more than 10 entries" in await refused(tmp_path, content, ArchiveLimits(entries=10))
+    assert len((await read_bundle(tmp_path / "made.tgz", ArchiveLimits(entries=len(entries)))).tools) == 1
+    many = gzip.compress(tar([*GOOD, *(entry(f"tools/f{number}") for number in range(MAX_ENTRIES - 1))]), 1)
+    assert f"more than {MAX_ENTRIES} entries" in await refused(tmp_path, many)
 
 
 def bomb(size_bytes: int) -> bytes:
@@ -105,11 +107,12 @@ async def test_a_bomb_is_refused_early_and_with_little_memory(tmp_path: Path) ->
     assert peak < 8 << 20
 
 
-async def test_much_that_compresses_well_enough_is_refused_by_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 8 << 20)
-    assert "unpacks to more than" in await refused(tmp_path, bomb(12 << 20))
+async def test_much_that_compresses_well_enough_is_refused_by_its_size(tmp_path: Path) -> None:
+    content = bomb(12 << 20)
+    assert "unpacks to more than 8388608 bytes" in await refused(
+        tmp_path, content, ArchiveLimits(unpacked_bytes=8 << 20)
+    )
+    assert len((await read_bundle(tmp_path / "made.tgz")).tools) == 1
 
 
 def header(kind: bytes, size: int) -> bytes:

@@ -38,7 +38,7 @@ async def workspaces(engine: Engine) -> AsyncIterator[MakeWorkspace]:
 
         def make(name: str, bundle: BundleFile | None, **options: Any) -> tuple[Workspace, Recorder]:
             recorder = Recorder()
-            given = {key: options.pop(key) for key in ("last", "admit") if key in options}
+            given = {key: options.pop(key) for key in ("last", "admit", "admit_volume") if key in options}
             spec = WorkspaceSpec(sandbox=name, bundle=bundle, **options)
             workspace = Workspace(engine, spec, recorder, **given)
             undo.push_async_callback(workspace.destroy)

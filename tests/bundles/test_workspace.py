@@ -293,6 +293,26 @@ async def test_a_boot_that_is_not_admitted_leaves_nothing(
     assert await engine.volumes.list() == []
 
 
+async def test_files_for_which_there_is_no_room_are_not_begun(
+    engine: Engine, workspaces: MakeWorkspace, bundle: BundleFile
+) -> None:
+    asked: list[tuple[str, int | None]] = []
+
+    @asynccontextmanager
+    async def refuse(name: str, size_bytes: int | None) -> AsyncIterator[None]:
+        asked.append((name, size_bytes))
+        if asked:
+            raise QuotaExceeded("disk_bytes", used=1, asked=1, allowed=1)
+        yield
+
+    workspace, recorded = workspaces("full", bundle, admit_volume=refuse)
+    result = await workspace.tools(["read"]).handle_tool_call("read", {"path": "x"})
+    assert "quota of disk_bytes" in result.text
+    assert asked == [("full", None)]
+    assert recorded.states == ["provisioning", "failed"]
+    assert (await engine.list(), await engine.volumes.list()) == ([], [])
+
+
 # ----------------------------------------------------------------------------------------------------------- failures
 
 

@@ -17,7 +17,7 @@ import secrets
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ from tests.agents.messages_api import MessagesApi, Raw, Refuse, Say, serving
 from tests.chaos.model import Broken
 from tests.chaos.orphans import orphans
 from tests.conftest import REPORTED
+from tests.postgresql import Postgresql, running
 
 KILLS = int(os.environ.get("ATOLL_SERVER_KILLS", "4"))
+DATABASES = ("sqlite", "postgresql") if "ATOLL_SERVER_KILLS" in os.environ else ("sqlite",)
 SEED = os.environ.get("ATOLL_CHAOS_SEED") or secrets.token_hex(4)
 CLIENTS = 3
 BOUND_S = 60.0 * SLOWNESS
@@ -113,6 +115,8 @@ class ChatClient:
         self.lines: Counter[str] = Counter()
         """What it appended itself, for client-side agents."""
         self.done: Counter[str] = Counter()
+        self.doing = ""
+        """What it does now."""
         self.again = 0
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx2.Response:
@@ -146,10 +150,12 @@ class ChatClient:
         await self._upload()
         await self._new_config()
         while not is_over():
-            action = self._draw.choices([self._chat, self._upload, self._new_config], [8, 1, 1])[0]
+            action = self._draw.choices([self._chat, self._upload, self._new_config], [8, 2, 1])[0]
             await action()
+            self.doing = ""
 
     async def _upload(self) -> None:
+        self.doing = "upload"
         data = packed(f"{self.name} {self._draw.randbytes(8).hex()}")
         answer = await self.ask("POST", "bundles", content=data, headers={"Content-Type": "application/gzip"})
         if not answer.is_success:
@@ -160,6 +166,7 @@ class ChatClient:
         self.done["upload"] += 1
 
     async def _new_config(self) -> None:
+        self.doing = "config"
         kind = self._draw.choice(["sandboxed", "client-side"]) if self.configs else "sandboxed"
         body: dict[str, Any] = {"name": self.name, "agent_type": kind, "tools_config": ["append"]}
         if kind == "sandboxed":
@@ -172,6 +179,10 @@ class ChatClient:
         old = [talk for talk in self.talks if len(talk.said) < 4]
         is_old = bool(old) and self._draw.random() < 0.6
         talk = self._draw.choice(old) if is_old else Talk(self._draw.choice([*self.configs]))
+        is_booted = any(each.config == talk.config for each in self.talks)
+        self.doing = f"{self.configs[talk.config]} turn"
+        if self.configs[talk.config] == "sandboxed" and not is_booted:
+            self.doing = "turn that boots a workspace"
         token = self._draw.randbytes(8).hex()
         given = {} if talk.id is None else {"conversation_id": talk.id}
         answer = await self.make(f"chat/{talk.config}", json={"message": f"token {token}", **given})
@@ -244,16 +255,29 @@ async def live(clients: list[ChatClient], draw: random.Random) -> None:
     await anyio.sleep(draw.uniform(0, draw.choice(MOMENTS_S)))
 
 
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[Postgresql]:
+    with running() as server:
+        yield server
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="its sandboxes are made from checkpoints while others run: needs root")
-@pytest.mark.timeout(180 + 15 * KILLS)
+@pytest.mark.timeout((180 + 15 * KILLS) * SLOWNESS)
+@pytest.mark.parametrize("database", DATABASES)
 async def test_a_server_that_is_killed_while_agents_work_loses_nothing_and_makes_no_call_twice(
-    make_state_dir: Callable[[], Path], ledger: Ledger, record_property: Callable[[str, object], None]
+    make_state_dir: Callable[[], Path],
+    ledger: Ledger,
+    record_property: Callable[[str, object], None],
+    request: pytest.FixtureRequest,
+    database: str,
 ) -> None:
     state_dir, draw = make_state_dir(), random.Random(SEED)
     print(f"seed {SEED}, {KILLS} kills: ATOLL_CHAOS_SEED={SEED} ATOLL_SERVER_KILLS={KILLS}", flush=True)
-    began, over = time.monotonic(), False
+    began, over, hit = time.monotonic(), False, Counter[str]()
     with serving(AppendingModel([])) as api:
         environment = {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": "test-key", "PYTHONFAULTHANDLER": "1"}
+        if database == "postgresql":
+            environment["ATOLL_DATABASE_URL"] = request.getfixturevalue("postgresql").create()
         server = RunningServer(state_dir, (), environment)
         await anyio.to_thread.run_sync(server.start)
         clients = [ChatClient(f"c{number}", server, random.Random(f"{SEED}-{number}")) for number in range(CLIENTS)]
@@ -263,6 +287,7 @@ async def test_a_server_that_is_killed_while_agents_work_loses_nothing_and_makes
                     tasks.start_soon(client.run, lambda: over)
                 for _ in range(KILLS):
                     await live(clients, draw)
+                    hit.update(client.doing or "nothing" for client in clients)
                     await anyio.to_thread.run_sync(server.kill)
                     await anyio.to_thread.run_sync(server.start)
                 over = True
@@ -289,6 +314,5 @@ async def test_a_server_that_is_killed_while_agents_work_loses_nothing_and_makes
     await eventually(lambda: not ledger.all_of(state_dir), "nothing is left of it", bound_s=10 * SLOWNESS)
     assert orphans(ledger, state_dir) == []
     done, again = sum((client.done for client in clients), Counter[str]()), sum(client.again for client in clients)
-    record_property(
-        REPORTED, f"seed {SEED}, {KILLS} kills, {time.monotonic() - began:.0f} s, {dict(done)}, {again} sent again"
-    )
+    told = f"{database}, seed {SEED}, {KILLS} kills, {time.monotonic() - began:.0f} s, done {dict(done)}, "
+    record_property(REPORTED, f"{told}killed while clients did {dict(hit)}, {again} sent again")

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from atoll.agents.events import RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
 from atoll.agents.history import History
-from atoll.agents.loop import Answer, RetryEvent, TextEvent, Tokens, ToolCallEvent, ToolResultEvent
+from atoll.agents.loop import Answer
 from atoll.surfaces.cli import render, transcript
 from atoll.surfaces.cli.conversation import _question
 from atoll.testing.waiting import wait_until

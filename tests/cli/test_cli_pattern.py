@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from urllib.request import urlopen
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -82,3 +84,22 @@ def test_an_interrupted_pattern_leaves_nothing(atoll: Atoll) -> None:
     terminal.type(b"\x03")
     assert terminal.wait() == 130
     assert atoll.names() == []
+
+
+def test_a_pattern_is_served_until_it_is_interrupted(atoll: Atoll) -> None:
+    server = atoll.start("pattern", "serve", RUNNER, "--set", "code=print(6 * 7)", "--listen", "127.0.0.1:0")
+    url = server.read_until(b"\n").decode().strip()
+    with urlopen(url) as page:
+        assert "<h1>Python Runner</h1>" in page.read().decode()
+    with urlopen(f"{url}events") as events:
+        while b'"text":"42\\n"' not in events.readline():
+            pass
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 130
+    assert atoll.names() == []
+
+
+def test_a_page_that_others_could_reach_needs_a_token(atoll: Atoll) -> None:
+    done = atoll("pattern", "serve", RUNNER, "--listen", "0.0.0.0:0", status=2)
+    assert b"ATOLL_PATTERN_TOKEN" in done.stderr
+    assert b"give an address and a port" in atoll("pattern", "serve", RUNNER, "--listen", "here", status=2).stderr

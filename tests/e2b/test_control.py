@@ -134,7 +134,7 @@ def test_older_sdks_paths_work_and_unknown_ones_say_so(server: RunningServer) ->
         id = made.json()["sandboxID"]
         assert client.post(f"/sandboxes/{id}/connect", json={"timeout": 60}).status_code == 200
         assert id in [each["sandboxID"] for each in client.get("/sandboxes").json()]
-        for path in ("/templates", "/v2/templates", "/volumes", "/secrets", f"/sandboxes/{id}/logs"):
+        for path in ("/volumes", "/secrets", f"/sandboxes/{id}/logs"):
             answer = client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (501, 501), path
         assert client.delete(f"/sandboxes/{id}").status_code == 204

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import httpx2
 import pytest
-from e2b import Sandbox
+from e2b import ApiParams, BuildInfo, Sandbox, Template
 
 from atoll.surfaces.e2b.routing import control_routes
 from atoll.surfaces.e2b.tokens import SandboxTokens
@@ -29,6 +29,7 @@ class Others(NamedTuple):
 
     sandbox: Sandbox
     snapshot: str
+    template: BuildInfo
     client: httpx2.Client
 
 
@@ -43,8 +44,16 @@ def others(server: RunningServer) -> Iterator[Others]:
         timeout=600, metadata={"whose": "owner"}, api_key=server.key, api_url=server.url, sandbox_url=server.url
     )
     snapshot = sandbox.create_snapshot(name=f"s{uuid.uuid4().hex[:8]}").snapshot_id
+    owner = ApiParams(api_key=server.key, api_url=server.url)
+    template = Template.build(Template().from_image("host").run_cmd("true"), f"t{uuid.uuid4().hex[:8]}", **owner)
     with httpx2.Client(base_url=server.url, headers={"X-API-Key": key}, timeout=BOUND_S) as client:
-        yield Others(sandbox, snapshot, client)
+        yield Others(sandbox, snapshot, template, client)
+    with httpx2.Client(base_url=server.url, headers=server.headers, timeout=BOUND_S) as operator:
+        assert operator.get(f"/templates/{template.template_id}").status_code == 200
+        operator.delete(f"/templates/{template.template_id}").raise_for_status()
+        for each in operator.get("/api/v1/checkpoints").json()["items"]:
+            if (each["label"] or "").startswith("build-"):
+                operator.delete(f"/api/v1/checkpoints/{each['id']}").raise_for_status()
     sandbox.kill()
     Sandbox.delete_snapshot(snapshot, api_key=server.key, api_url=server.url)
 
@@ -55,26 +64,50 @@ def test_there_are_routes_to_walk() -> None:
 
 @pytest.mark.parametrize(("method", "path"), WITH_IDS)
 def test_anothers_ids_are_not_found(others: Others, method: str, path: str) -> None:
-    def ask(sandbox: str, snapshot: str) -> httpx2.Response:
-        where = path.replace("{sandbox}", sandbox).replace("{template:path}", snapshot)
-        body = None if method in ("GET", "DELETE") else BODIES.get(path.rpartition("/")[2], {})
-        return others.client.request(method, where, json=body)
+    template = others.template
+    ids = {
+        "{sandbox}": others.sandbox.sandbox_id,
+        "{template:path}": others.snapshot,
+        "{template}": template.name,
+        "{alias}": template.name,
+        "{build}": template.build_id,
+        "{hash}": "ab" * 32,
+    }
+    unknown = {
+        "{sandbox}": "atoll" + "0" * 16,
+        "{template:path}": "cp-000000000000:default",
+        "{template}": "unknown",
+        "{alias}": "unknown",
+        "{build}": str(uuid.uuid4()),
+        "{hash}": "ab" * 32,
+    }
 
-    unknown = "atoll" + "0" * 16
-    answers = ask(others.sandbox.sandbox_id, others.snapshot), ask(unknown, "cp-000000000000:default")
-    said = [
-        answer.text.replace(others.sandbox.sandbox_id, unknown).replace(others.snapshot, "cp-000000000000:default")
-        for answer in answers
-    ]
-    assert answers[0].status_code in (404, 501)
-    assert (answers[0].status_code, said[0]) == (answers[1].status_code, said[1])
+    def ask(named: dict[str, str]) -> tuple[int, str]:
+        where = path
+        for placeholder, id in named.items():
+            where = where.replace(placeholder, id)
+        body = None if method in ("GET", "DELETE") else BODIES.get(path.rpartition("/")[2], {})
+        answer = others.client.request(method, where, json=body)
+        said = answer.text
+        for placeholder, id in named.items():
+            said = said.replace(id, placeholder.replace("alias", "template"))
+        return answer.status_code, said
+
+    answers = ask(ids), ask(unknown)
+    assert answers[0][0] in (404, 501)
+    assert answers[0] == answers[1]
 
 
 def test_lists_have_nothing_of_another(others: Others) -> None:
-    for path in ("/sandboxes", "/v2/sandboxes", "/v2/sandboxes?metadata=whose%3Downer", "/snapshots"):
+    for path in ("/sandboxes", "/v2/sandboxes", "/v2/sandboxes?metadata=whose%3Downer", "/snapshots", "/templates"):
         assert others.client.get(path).json() == [], path
     metrics = others.client.get(f"/sandboxes/metrics?sandbox_ids={others.sandbox.sandbox_id}")
     assert metrics.json() == {"sandboxes": {}}
     used = others.client.post("/v2/sandboxes", json={"templateID": others.snapshot})
     assert used.status_code in (403, 404)
+    used = others.client.post("/v2/sandboxes", json={"templateID": others.template.name})
+    assert used.status_code in (403, 404)
+    mine = others.client.post("/v3/templates", json={"name": others.template.name}).json()
+    build = f"/v2/templates/{others.template.name}/builds/{mine['buildID']}"
+    assert others.client.post(build, json={"fromTemplate": others.template.name}).status_code == 404
     assert others.sandbox.is_running()

@@ -13,7 +13,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from atoll import Engine
 from atoll.agents import models
-from tests.agents.messages_api import OVERLOADED, Say, serving as anthropic_serving
+from tests.agents.messages_api import OVERLOADED, Refuse, Say, serving as anthropic_serving
 from tests.messages.serving import (
     CODE,
     NOW,
@@ -154,6 +154,26 @@ async def test_errors_of_the_model_say_nothing_of_what_is_behind(
     body: Any = caught.value.body
     assert (caught.value.status_code, body["error"]["type"]) == (529, "overloaded_error")
     assert api.url not in str(body)
+
+    # The key, the account and the choice of the model are the operator's.
+    refusals = [
+        Refuse(401, "authentication_error", "invalid x-api-key sk-123"),
+        Refuse(403, "permission_error", "of the account secret"),
+        Refuse(404, "not_found_error", "model: secret"),
+    ]
+    with anthropic_serving(refusals) as api:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", api.url)
+        model = models.resolve("anthropic:claude-of-the-tests")
+        async with serving(host, model) as url, client(url) as anthropic_client:
+            for _ in refusals:
+                with pytest.raises(anthropic.APIStatusError) as caught:
+                    await HostedClient(anthropic_client, streams=streams).run("Go")
+                body = caught.value.body
+                assert body["error"] == {
+                    "type": "api_error",
+                    "message": "the request failed here; the server's log has the reason",
+                }
+        assert len(api.requests) == 3
 
     async def fails(messages: list[ModelMessage], about: AgentInfo) -> ModelResponse:
         raise ModelHTTPError(401, "secret-model", body={"error": {"message": "bad key sk-123"}})

@@ -15,7 +15,7 @@ from atoll.reactive.fetching import PolicyFetcher
 from atoll.testing.waiting import eventually
 from tests.egress.world import SITE, World, serving
 from tests.origin import TestAuthority
-from tests.reactive.conftest import Site
+from tests.reactive.site import Site
 
 
 @pytest.fixture

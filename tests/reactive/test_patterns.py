@@ -21,7 +21,7 @@ from atoll.reactive.rendering import to_text
 from atoll.reactive.svg import sanitised_svg
 from atoll.runtime.engine import LocalEngine
 from tests.egress.world import SITE, World
-from tests.reactive.conftest import Site
+from tests.reactive.site import Site
 
 ROOT = Path(__file__).parents[2]
 

@@ -47,7 +47,7 @@ async def test_elements_are_plain_data(graph: Graph) -> None:
             },
             {"type": "table", "columns": ["x", "y"], "rows": [["1", "<i>"], ["None", "2"]]},
             {"type": "chart", "kind": "bar", "labels": ["a", "b"], "series": [{"name": "n", "values": [1.0, None]}]},
-            {"type": "loader", "label": "later", "elapsed_s": None},
+            {"type": "loader", "label": "later", "elapsed_s": None, "implied": False},
             {"type": "text", "text": "plain"},
         ],
     }

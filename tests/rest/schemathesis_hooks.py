@@ -44,6 +44,7 @@ ELSEWHERE = {
     "processes_spawn": {"env", "cwd", "user"},
     "code_sessions_create": {"env", "cwd", "user", "language"},
     "volumes_create": {"size_bytes"},
+    "configs_create": {"model_config", "provisioning_bundle", "workspace_image", "workspace_network", "system_prompt"},
 }
 """Fields of what is made in a scenario that it is made without: they would mostly name what there is not."""
 RULES = (
@@ -69,6 +70,18 @@ RULES = (
     "output_limit_bytes may be",
     "is no call of the session's last execution",
     "there is no such owner",
+    "the options of a sandbox from a checkpoint",
+    "a part of the kind text has content",
+    "conversation_id is missing",
+    "the message is empty",
+    "give one of message, tool_results and resume",
+    "tool_results: ",
+    "a client-side agent has no workspace",
+    "the agent is client-side",
+    "template_vars: ",
+    "system_prompt: ",
+    "tools_config: ",
+    "the body is empty",
 )
 """What is wrong with a request that fits the document, where no schema states the rule: it is about the meaning of a
 text, about two fields, or about what there is."""
@@ -83,6 +96,10 @@ MAX_FORKS = 2
 LEFT = 24
 """Sandboxes that were made and are left, and webhooks: more than a scenario can make."""
 
+schemathesis.serializer.alias("application/gzip", "application/octet-stream")
+schemathesis.openapi.media_type(
+    "application/gzip", st.just(Path(os.environ["ATOLL_FUZZ_BUNDLE"]).read_bytes()) | st.binary()
+)
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 for media_type in ("application/x-tar", "application/octet-stream"):
     schemathesis.openapi.media_type(media_type, st.sampled_from(ARCHIVES) | st.binary())
@@ -187,6 +204,8 @@ def _keep_rules(case: Case, name: str) -> None:
         _give_one(given, "path", MINE if case.method == "POST" or case.operation.path.endswith("/files") else None)
         _give_one(given, "target", f"/tmp/new-{next(numbers)}" if name in ("files_rename", "files_symlink") else None)
     _give_one(body, "stdin", None)
+    if name == "chat":
+        _say_one(body)
     if _is_number(ttl_s := body.get("ttl_s")):
         body["ttl_s"] = max(ttl_s, MIN_TTL_S)
     if isinstance(limits := body.get("limits"), dict) and case.method == "PATCH":
@@ -213,6 +232,14 @@ def _give_one(given: dict[str, Any], field: str, default: str | None) -> None:
         given[field] = default
 
 
+def _say_one(body: dict[str, Any]) -> None:
+    """Give one of message, results and resume. Results are given for the call that the conversation waits for."""
+    if body.get("message") is not None:
+        body |= {"tool_results": None, "resume": False}
+    elif body.get("tool_results") is not None:
+        body["resume"] = False
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -221,6 +248,12 @@ def _use_what_exists(case: Case, name: str) -> None:
     if case.meta is None or case.meta.is_negative_at(ParameterLocation.PATH):
         return
     given: dict[str, Any] = case.path_parameters or {}
+    if case.operation.path.startswith("/api/v1/configs/{config}/workspace") and "sandboxed" in IDS:
+        given["config"] = IDS["sandboxed"]
+        given.update({name: IDS[name] for name in given if name == "external_id"})
+        return
+    if name == "chat" and isinstance(case.body, dict) and case.body.get("conversation_id") is not None:
+        case.body["conversation_id"] = IDS["conversation"]
     ends = case.method == "DELETE" and case.operation.path.endswith("}")
     ended = list(given)[-1:] if ends or name in {*ENDS, GOES_ON, MAKES} else []
     for parameter in given.keys() & IDS.keys():

@@ -377,6 +377,22 @@ async def test_a_turn_whose_model_failed_is_resumed_and_its_message_is_not_said_
     assert (await refused(client, slow, conversation_id=talk["id"], resume=True))[0] == 409
 
 
+async def test_what_a_provider_says_of_the_server_stays_here(
+    client: httpx2.AsyncClient, slow: str, anthropic: Anthropic
+) -> None:
+    """Of its key, its account and its address, also where the model is only asked again."""
+    api = anthropic([Say("Well", breaks="drops"), Refuse(401, "x", "bad key sk-123")])
+    async with client.stream(
+        "POST", f"/api/v1/chat/{slow}", json={"message": "1"}, headers={"Accept": "text/event-stream"}
+    ) as stream:
+        seen = [event async for event in read_events(stream)]
+    assert {"turn", "text", "retry", "error"} == {event["event"] for event in seen}
+    (retry,) = [event["data"] for event in seen if event["event"] == "retry"]
+    assert retry["reason"] == "the model is not available now"
+    told = json.dumps(seen)
+    assert not [word for word in ("secret", "sk-", api.url, "claude-test") if word in told]
+
+
 async def test_budgets_end_a_turn_and_then_a_config(
     client: httpx2.AsyncClient, slow: str, anthropic: Anthropic
 ) -> None:
@@ -412,6 +428,26 @@ async def test_the_tenants_quota_of_tokens_is_spent_by_turns(
         answer = await client.post(f"/api/v1/chat/{config}", json={"message": "3"})
         assert (answer.status_code, answer.json()["code"]) == (403, "quota_exceeded")
         assert (await client.get("/api/v1/me")).json()["usage"]["model_tokens"] == 240
+
+
+async def test_turns_of_a_tenant_that_is_disabled_end(
+    served: Served, client: httpx2.AsyncClient, scripts: Path, anthropic: Anthropic
+) -> None:
+    key, never = await served.tenant("late-payer"), threading.Event()
+    api = anthropic([Say("never", after=never)])
+    model = {"provider": "anthropic", "model": "claude-test"}
+    async with served.client(key) as theirs, anyio.create_task_group() as tasks:
+        config = await create(theirs, site(scripts, model_config=model))
+        tasks.start_soon(_post, theirs, config, "1")
+        await eventually(partial(_asked, api, 1), "the model was asked")
+        (talk,) = (await theirs.get("/api/v1/conversations")).json()["items"]
+        assert (await client.patch("/api/v1/tenants/late-payer", json={"disabled": True})).status_code == 200
+
+        async def status() -> bool:
+            return (await served.server.conversations.get("late-payer", talk["id"])).status == "cancelled"
+
+        await eventually(status, "the turn was cancelled")
+        never.set()
 
 
 async def test_a_call_of_a_tool_that_is_not_there_is_answered_to_the_model(

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from atoll.contract.errors import QuotaExceeded
 from atoll.server.tenants import Quotas
 from tests.rest.serving import Served, read_events, serving
 from tests.rest.test_chat import create, refused, say
@@ -162,6 +163,28 @@ async def test_limits_that_are_raised_later_count_for_the_quota(served: Served, 
         assert "quota of memory_bytes does not suffice" in told
         assert (await client.get("/api/v1/me")).json()["usage"]["memory_bytes"] == 1 << 28
     await served.server.delete_tenant("small", destroy=True)
+
+
+async def test_the_files_of_a_workspace_count_for_the_quota_of_disk(served: Served, scripts: Path) -> None:
+    """Disk limits of sandboxes may not be enforceable here: what is asked of the ledger is what counts."""
+    key = await served.tenant("narrow", quotas=Quotas(disk_bytes=1 << 30))
+    tenant, engine = await served.server.tenants.get("narrow"), await served.server.engines.get("narrow")
+    async with served.client(key) as client:
+        unlimited = await create(client, sailor(scripts))
+        _, told = await refused(client, unlimited, message="note")
+        assert "would have no limit that could be counted; give it disk_bytes" in told
+        created = await create(client, sailor(scripts, workspace_limits={"disk_bytes": 1 << 28}))
+        config = await served.server.configs.get("narrow", created)
+        async with served.server.workspaces.using("narrow", config):
+            workspace = served.server.workspaces._open[created].workspace
+            assert workspace.spec.build_limits.disk_bytes == 1 << 28
+            assert workspace._admit_volume is not None
+            async with workspace._admit_volume(config.sandbox, 1 << 28):
+                assert (await served.server.quotas.usage(tenant, engine))["disk_bytes"] == 1 << 28
+            with pytest.raises(QuotaExceeded):
+                async with workspace._admit_volume(config.sandbox, 1 << 31):
+                    pass
+    await served.server.delete_tenant("narrow", destroy=True)
 
 
 async def test_a_client_side_agent_has_no_workspace(client: httpx2.AsyncClient, scripts: Path) -> None:

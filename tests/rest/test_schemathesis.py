@@ -23,6 +23,7 @@ import pytest
 
 from atoll.testing.server import RunningServer, running_server
 from tests import postgresql
+from tests.bundles.making import manifest, packed
 
 EXAMPLES = os.environ.get("ATOLL_FUZZ_EXAMPLES")
 SEED = os.environ.get("ATOLL_FUZZ_SEED") or str(secrets.randbits(32))
@@ -36,16 +37,29 @@ ALSO_OPERATED = ("tag=keys", "tag=audit", "tag=webhooks")
 """What the operator may do more of."""
 SHORT = {("sqlite", "first"): "examples,stateful", ("postgresql", "operator"): "fuzzing,stateful"}
 """What is run each time, and in which phases. `coverage`, the bounds of every parameter and field, takes a minute."""
+STEPS: list[dict[str, Any]] = [{"text": "Good day.", "expect": {"result": [{"error": "any"}]}}] * 1000
+SCRIPT = {
+    "step": STEPS,
+    "conversation": [
+        {"prompt": "call", "step": [{"call": [{"tool": "write_file"}]}, *STEPS]},
+        {"prompt": "boot", "step": [{"call": [{"tool": "bash", "input": {"command": "true"}}]}, *STEPS]},
+    ],
+}
+BUNDLE = packed('def run():\n    """Do nothing."""\n    return {"ok": True, "content": ""}\n', manifest("run"))
+"""Of the model: it answers whatever it is told, and is done with a call that failed."""
 LONG = [(database, user) for database in ("sqlite", "postgresql") for user in ("first", "operator")]
 
 
 @pytest.fixture
-def server(database: str, make_state_dir: Callable[[], Path]) -> Iterator[RunningServer]:
+def server(database: str, make_state_dir: Callable[[], Path], tmp_path: Path) -> Iterator[RunningServer]:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(SCRIPT))
+    variables = {"ATOLL_MODEL": f"script:{script}"}
     if database == "sqlite":
-        yield from serve(make_state_dir(), {})
+        yield from serve(make_state_dir(), variables)
         return
     with postgresql.running() as other:
-        yield from serve(make_state_dir(), {"ATOLL_DATABASE_URL": other.create()})
+        yield from serve(make_state_dir(), {**variables, "ATOLL_DATABASE_URL": other.create()})
 
 
 def serve(state_dir: Path, environment: dict[str, str]) -> Iterator[RunningServer]:
@@ -72,6 +86,8 @@ def empty(operator: httpx2.Client, tenant: str) -> None:
     operator.patch(f"tenants/{tenant}", json={"quotas": {}, "disabled": False}).raise_for_status()
     header = {"Atoll-Tenant": tenant}
     operator.delete("warm-pools", headers=header)
+    for each in items(operator, "configs", **header):
+        operator.delete(f"configs/{each['id']}", headers=header)
     for kind, key in (("sandboxes", "name"), ("checkpoints", "id"), ("volumes", "name")):
         for each in items(operator, kind, **header):
             operator.delete(f"{kind}/{each[key]}", headers=header)
@@ -79,6 +95,12 @@ def empty(operator: httpx2.Client, tenant: str) -> None:
 
 def make(client: httpx2.Client, path: str, **body: Any) -> dict[str, Any]:
     made: dict[str, Any] = client.post(path, json=body).raise_for_status().json()
+    return made
+
+
+def upload(client: httpx2.Client) -> dict[str, Any]:
+    headers = {"Content-Type": "application/gzip"}
+    made: dict[str, Any] = client.post("bundles", content=BUNDLE, headers=headers).raise_for_status().json()
     return made
 
 
@@ -101,7 +123,18 @@ def make_one_of_each(client: httpx2.Client) -> dict[str, Any]:
     session = make(client, "sandboxes/demo/code/sessions")
     execution = make(client, f"sandboxes/demo/code/sessions/{session['id']}/execute", code="1")
     client.put("sandboxes/demo/files", params={"path": "/tmp/mine"}, content=b"mine").raise_for_status()
+    config = make(client, "configs", name="agent", tools_config=["write_file"])["id"]
+    talk = make(client, f"chat/{config}", message="call")
+    sandboxed = make(client, "configs", name="worker", agent_type="sandboxed", tools_config=["bash"])["id"]
+    make(client, f"chat/{sandboxed}", message="boot")
+    (instance,) = items(client, f"configs/{sandboxed}/workspace/instances")
     return {
+        "config": config,
+        "sandboxed": sandboxed,
+        "conversation": talk["conversation_id"],
+        "turn": talk["turn_id"],
+        "external_id": instance["external_id"],
+        "bundle": upload(client)["bundle_id"],
         "sandbox": demo["name"],
         "name": demo["name"],
         "id": demo["id"],
@@ -127,11 +160,14 @@ def environment(server: RunningServer, directory: Path, user: str) -> dict[str, 
         archive = directory / "archive.atoll"
         archive.write_bytes(client.get(f"sandboxes/{archived}/export").raise_for_status().content)
         client.delete(f"sandboxes/{archived}").raise_for_status()
+    bundle = directory / "bundle.tgz"
+    bundle.write_bytes(BUNDLE)
     headers = {name: [{"name": "X-API-Key", "value": key}] for name, key in users.items()}
     auth = directory / "auth.json"
     auth.write_text(json.dumps({"auth": [{"name": name, "fixedHeaders": headers[name]} for name in users]}))
     return {
         "ATOLL_FUZZ_ARCHIVE": str(archive),
+        "ATOLL_FUZZ_BUNDLE": str(bundle),
         "ATOLL_FUZZ_AUTH": str(auth),
         "ATOLL_FUZZ_IDS": json.dumps(ids),
         "ATOLL_FUZZ_KEPT": " ".join(["default", *PEERS, *(key.split("_")[1] for key in users.values())]),

@@ -86,6 +86,9 @@ def test_the_wheel_is_for_any_python_on_this_kind_of_machine_and_needs_no_compil
             content = archive.read(f"atoll/_bin/{program}")
             assert content[:4] == b"\x7fELF"
             assert b"/ld-linux" not in content, "static: it needs no library of the machine"
+        pages = CHECKOUT / "src/atoll/surfaces/web"
+        files = [path for path in pages.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        assert {f"atoll/{path.relative_to(CHECKOUT / 'src/atoll')}" for path in files} <= set(modes)
 
 
 def test_the_source_distribution_has_all_that_builds_the_wheel_and_nothing_built(dist: Path, tmp_path: Path) -> None:

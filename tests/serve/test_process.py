@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -22,12 +23,19 @@ from websockets.exceptions import ConnectionClosed
 
 from atoll import NetworkPolicy, open as engine_of
 from atoll.drivers import locks
+from atoll.surfaces.serve import logs
 from atoll.testing.server import RunningServer, running_server
 from atoll.testing.waiting import BOUND_S, eventually, wait_until
 from tests.docs.test_deploy import CONFINEMENT
 from tests.serve.conftest import answers, connect, read_all
 
 ATOLL = [sys.executable, "-m", "atoll.surfaces.cli"]
+HEAVY = frozenset(
+    "pydantic_ai anthropic openai griffe mcp rich numpy PIL alembic asyncpg cryptography atoll.agents.loop "
+    "atoll.agents.models atoll.server.chat atoll.server.conversations atoll.tools.coding atoll.tools.pool "
+    "atoll.surfaces.mcp.http atoll.surfaces.messages.http".split()
+)
+"""What takes long to import, and what a server does without until a client asks for what needs it."""
 
 
 def atoll(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -122,6 +130,30 @@ def test_every_line_of_a_request_has_its_id_and_none_a_secret(strict_server: Run
     assert strict_server.key.rpartition("_")[2] not in text
 
 
+def test_what_others_wrote_begins_no_line_of_the_log_and_hides_no_secret() -> None:
+    path = "/api/\x1b[2J\nb [info] a"
+    given = {"msg": "it failed:\nx %s", "args": ("Bearer abcdefghijkl",), "levelname": "INFO", "path": path, "ms": 1.5}
+    record = logging.makeLogRecord(given)
+    record.exc_info = (ValueError, ValueError("password=hunter22"), None)
+    first, *rest = logs.formatter("text").format(record).splitlines()
+    assert first.endswith(r"Z [info] it failed:\nx Bearer [hidden] [None] path='/api/\x1b[2J\nb [info] a' ms=1.5")
+    assert rest == ["ValueError: password=[hidden]"]
+    line = json.loads(logs.formatter("json").format(record))
+    assert (line["event"], line["path"]) == ("it failed:\nx Bearer [hidden]", path)
+    assert line["exception"] == "ValueError: password=[hidden]"
+
+
+def test_a_start_imports_nothing_that_only_some_requests_need(make_state_dir: Callable[[], Path]) -> None:
+    state_dir = make_state_dir()
+    with running_server(state_dir):
+        pass  # the first one makes the database
+    with running_server(state_dir, environment={"PYTHONPROFILEIMPORTTIME": "1"}) as server:
+        lines = [each for each in server.log.read_text().splitlines() if each.startswith("import time:")]
+        imported = {each.rpartition("|")[2].strip() for each in lines}
+    assert {"atoll.surfaces.serve.app", "fastapi", "sqlalchemy"} <= imported
+    assert imported & HEAVY == set()
+
+
 async def test_sandboxes_are_taken_up_at_the_start_and_go_on_at_the_end_which_is_in_order(
     make_state_dir: Callable[[], Path],
 ) -> None:
@@ -207,3 +239,8 @@ def test_a_stream_of_bytes_that_is_not_http_gets_an_answer(strict_server: Runnin
     with connect(strict_server) as connected:
         connected.sendall(os.urandom(2000).replace(b"\r", b"x") + b"\r\n\r\n")
         assert answers(read_all(connected))[0].status == 400
+    with connect(strict_server) as connected:
+        connected.sendall(b"\x16\x03\x01\x02\x00\x01")  # as TLS begins: no end of a head will come
+        (answer,) = answers(read_all(connected))
+    assert answer.status == 400
+    assert b"use http://" in answer.body

@@ -14,18 +14,19 @@ from pydantic import SecretStr
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RequestUsage
 
-from atoll.agents.loop import TextEvent, Tokens
+from atoll.agents.events import TextEvent, Tokens
 from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.server import chat
-from atoll.server.chat import MAX_EVENT_BYTES, ChatInput, TurnRun
+from atoll.server.chat import MAX_EVENT_BYTES, TurnRun
 from atoll.server.configs import AgentConfig, AgentDefinition
 from atoll.server.conversations import OpenTurn
 from atoll.server.server import Server
 from atoll.server.tables import agent_configs, bundles, chat_messages, chat_turns, conversations
 from atoll.server.tenants import Tenant, TenantPolicy
+from atoll.server.turns import ChatInput
 from atoll.settings import Settings
 from tests.serve.test_platform_contract import packed
 

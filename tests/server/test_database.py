@@ -24,9 +24,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from atoll.contract.errors import ConfigNotFound, DatabaseUnavailable, InvalidRequest
 from atoll.server import migrations, tables
 from atoll.server.audit import AuditEvent
-from atoll.server.database import Database
+from atoll.server.database import Database, RecentReads
 from atoll.server.server import Server
 from atoll.settings import Settings
+from atoll.testing.waiting import eventually
 
 SCRIPTS = ScriptDirectory(str(Path(migrations.__file__).parent))
 REVISIONS = [script.revision for script in reversed([*SCRIPTS.walk_revisions()])]
@@ -204,3 +205,32 @@ async def test_a_value_that_it_cannot_hold_is_not_said_to_be_its_failure(server:
         await server.audit.query(None, until=far)
     with contextlib.suppress(InvalidRequest, ConfigNotFound):  # SQLite holds it
         await server.configs.get("default", "cfg_\0")
+
+
+async def test_a_row_is_read_once_for_all_who_ask_and_anew_when_it_was_forgotten_meanwhile() -> None:
+    asked: list[anyio.Event] = []
+
+    async def read(_id: str) -> int:
+        asked.append(anyio.Event())
+        number = len(asked)
+        await asked[-1].wait()
+        return number
+
+    recent = RecentReads(read)
+    got: list[int] = []
+
+    async def ask() -> None:
+        got.append(await recent.get("a"))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+        await eventually(lambda: len(asked) == 1, "read")
+        recent.forget("a")  # as a key that is revoked while it is read
+        tasks.start_soon(ask)
+        await eventually(lambda: len(asked) == 2, "read anew")
+        asked[1].set()
+        await eventually(lambda: got == [2], "answered")
+        asked[0].set()
+    assert got == [2, 1, 1, 1]
+    assert await recent.get("a") == 2

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.contract.errors import Forbidden, InvalidRequest, KeyNotFound, TenantNotFound, Unauthenticated
-from atoll.server import keys, tables
+from atoll.server import database, keys, tables
 from atoll.server.keys import MEMBER_SCOPES, SCOPES, TENANT_ADMIN_SCOPES, ApiKeys
 from atoll.server.server import Server
 from atoll.settings import Settings
@@ -125,7 +125,7 @@ async def test_a_key_expires_while_it_is_cached(server: Server) -> None:
 async def test_the_keys_of_a_disabled_tenant_are_refused_and_those_of_a_deleted_one_are_gone(
     settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "CACHE_S", 0.05)
+    monkeypatch.setattr(database, "RECENT_S", 0.05)
     await server.tenants.create("acme")
     key, text = await server.keys.create("ci", tenant="acme")
     async with Server.open(settings) as other:

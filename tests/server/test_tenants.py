@@ -6,7 +6,7 @@ import pytest
 
 from atoll.contract.errors import InvalidRequest, TenantExists, TenantNotFound
 from atoll.contract.model import Limits
-from atoll.server import tenants
+from atoll.server import database
 from atoll.server.server import Server
 from atoll.server.tenants import Quotas, TenantPolicy
 from atoll.settings import Settings
@@ -35,7 +35,7 @@ async def test_a_tenant_is_kept_as_it_was_made(settings: Settings, server: Serve
 async def test_a_change_is_seen_by_other_processes(
     settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenants, "CACHE_S", 0.05)
+    monkeypatch.setattr(database, "RECENT_S", 0.05)
     await server.tenants.create("acme")
     async with Server.open(settings) as other:
         assert (await other.tenants.get("acme")).quotas.sandboxes is None

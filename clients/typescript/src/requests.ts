@@ -82,11 +82,18 @@ interface Sent extends RequestOptions {
   body?: unknown;
 }
 
-export const segment = (value: string | number): string => encodeURIComponent(value);
+export function segment(value: string | number): string {
+  if (value === "" || value === "." || value === "..") throw new TypeError(`${JSON.stringify(value)} is no name or id`);
+  return encodeURIComponent(value);
+}
 
 /** Sends requests. `Operations` has a method for each operation. */
 export class Requests {
-  constructor(protected readonly options: ConnectOptions) {}
+  constructor(protected readonly options: ConnectOptions) {
+    for (const name of ["url", "key"] as const) {
+      if (!options[name]) throw new TypeError(`the option ${name} is missing`); // from JavaScript, such as of a variable
+    }
+  }
 
   protected url(path: string, query: object = {}): URL {
     const url = new URL(path, this.options.url);

@@ -7,6 +7,11 @@ const atoll = new Atoll({ url: process.env.ATOLL_URL, key: process.env.ATOLL_API
 const name = "typescript";
 const decode = (data) => new TextDecoder().decode(data);
 
+test("what is missing is named, and no request is sent", async () => {
+  assert.throws(() => new Atoll({ url: process.env.ATOLL_URL, key: undefined }), /the option key is missing/);
+  await assert.rejects(async () => atoll.sandboxesGet(".."), /".." is no name or id/);
+});
+
 before(() => atoll.sandboxesCreate({ body: { name, labels: { made: "by-node" } } }));
 after(() => atoll.sandboxesDelete(name, { query: { checkpoints: true } }));
 

@@ -1,9 +1,9 @@
 """The agent loop: request the model's answer, make the tool calls in it, repeat until there are no more calls.
 
-Owns when a run ends, its events, approval and budgets. The history is complete at every moment. Not here: which models
-exist and what their errors mean (`models.py`), how one answer is requested (`requests.py`), the file format of a
-conversation (`history.py`), and tools (`tools/`). Used by `children.py`, `orchestrator.py`, `atoll agent`, and programs
-(`atoll.Agent`, `atoll.generate_text`).
+Owns when a run ends, approval and budgets. The history is complete at every moment. Not here: what its events have
+(`events.py`), which models exist and what their errors mean (`models.py`), how one answer is requested (`requests.py`),
+the file format of a conversation (`history.py`), and tools (`tools/`). Used by `children.py`, `orchestrator.py`, `atoll
+agent`, and programs (`atoll.Agent`, `atoll.generate_text`).
 
 It calls models through pydantic-ai, but does not use pydantic-ai's own loop: see docs/design/0013.
 """
@@ -14,11 +14,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import anyio
 from anyio.abc import ObjectReceiveStream
-from pydantic import Discriminator
 from pydantic_ai.messages import (
     BinaryContent,
     InstructionPart,
@@ -41,117 +40,26 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from atoll.agents import models
+from atoll.agents.events import (
+    AgentEvent,
+    RetryEvent,
+    TextEvent,
+    ThinkingEvent,
+    Tokens,
+    ToolCallEvent,
+    ToolResultEvent,
+    UsageEvent,
+)
 from atoll.agents.history import History, interrupted
 from atoll.agents.requests import CUT_OFF_REASONS, AnswerRequester, arguments_of
 from atoll.contract.errors import BudgetExceeded, InvalidRequest
 from atoll.settings import Settings
-from atoll.tools.tool import ImagePart, StrictModel, Tool, ToolResult, ToolSet, failure, readable
+from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable
 
 DEFAULT_STEPS = 50
 """The default limit of model requests in one run."""
 MAX_CALLS_PER_ANSWER = 128
 """Calls of one answer that are made, concurrently. Further calls fail."""
-
-
-# -------------------------------------------------------------------------------------------------------------- events
-
-
-class Tokens(StrictModel):
-    """Token counts of a model."""
-
-    input: int = 0
-    output: int = 0
-    cache_read: int = 0
-    """The part of the input that was in the provider's cache."""
-    cache_write: int = 0
-
-    @classmethod
-    def of(cls, usage: RequestUsage) -> Tokens:
-        """As pydantic-ai counts them."""
-        return cls(
-            input=usage.input_tokens,
-            output=usage.output_tokens,
-            cache_read=usage.cache_read_tokens,
-            cache_write=usage.cache_write_tokens,
-        )
-
-    @property
-    def total(self) -> int:
-        return self.input + self.output
-
-    def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(
-            input=self.input + other.input,
-            output=self.output + other.output,
-            cache_read=self.cache_read + other.cache_read,
-            cache_write=self.cache_write + other.cache_write,
-        )
-
-    def __sub__(self, other: Tokens) -> Tokens:
-        return Tokens(
-            input=self.input - other.input,
-            output=self.output - other.output,
-            cache_read=self.cache_read - other.cache_read,
-            cache_write=self.cache_write - other.cache_write,
-        )
-
-
-class TextEvent(StrictModel):
-    """Text of the model: a piece of it when streaming, else all text of one step."""
-
-    type: Literal["text"] = "text"
-    text: str
-
-
-class ThinkingEvent(StrictModel):
-    """Visible reasoning of the model."""
-
-    type: Literal["thinking"] = "thinking"
-    text: str
-
-
-class ToolCallEvent(StrictModel):
-    """The model calls a tool. Calls of one step run concurrently."""
-
-    type: Literal["tool_call"] = "tool_call"
-    id: str
-    tool: str
-    input: dict[str, Any] | str
-    """A string if it is not a JSON object; the call then fails."""
-
-
-class ToolResultEvent(StrictModel):
-    """A tool call has ended."""
-
-    type: Literal["tool_result"] = "tool_result"
-    id: str
-    tool: str
-    result: ToolResult
-    duration_s: float
-
-
-class UsageEvent(StrictModel):
-    """The model has completed an answer."""
-
-    type: Literal["usage"] = "usage"
-    step: int
-    tokens: Tokens
-    """Tokens of this answer."""
-    total: Tokens
-    """Tokens of the run so far."""
-
-
-class RetryEvent(StrictModel):
-    """An answer was interrupted and is requested again: the text of this step so far is void."""
-
-    type: Literal["retry"] = "retry"
-    reason: str
-    wait_s: float
-
-
-AgentEvent = Annotated[
-    TextEvent | ThinkingEvent | ToolCallEvent | ToolResultEvent | UsageEvent | RetryEvent, Discriminator("type")
-]
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,15 @@ def is_retryable(error: exceptions.ModelAPIError) -> bool:
     return isinstance(error, _RETRYABLE)
 
 
+def is_of_request(error: Exception) -> bool:
+    """Whether a `ModelFailed` is about what was requested, so that who requested it may read what the provider said.
+    What it says of the key and the account is for the operator, whose they are."""
+    cause = error.__cause__
+    return isinstance(cause, exceptions.ModelRequestRejectedError) and not isinstance(
+        cause, exceptions.ModelAuthenticationError
+    )
+
+
 @contextmanager
 def translating(model: Model, unless: Callable[[Exception], bool]) -> Iterator[None]:
     """Translate errors of pydantic-ai and of providers' clients to ours. Errors for which `unless` is true pass.

@@ -45,6 +45,8 @@ MANIFEST = "manifest.json"
 _RATIO_FREE_BYTES = 16 * 1024 * 1024
 _MAX_EXTENSION_BYTES = 64 * 1024
 _BLOCK = 512
+TAR_END_BYTES = 2 * _BLOCK
+"""Of the zeros after the last entry, and of a tar without any."""
 _CHUNK_BYTES = 64 * 1024
 _GZIP_WBITS = 31
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
@@ -63,6 +65,20 @@ _SKIPPED = frozenset({"__pycache__", ".git", ".venv", "node_modules", ".DS_Store
 EntryKind = Literal["file", "directory", "symlink"]
 
 
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """How much an archive may have in it."""
+
+    entries: int = MAX_ENTRIES
+    unpacked_bytes: int = MAX_UNPACKED_BYTES
+    ratio: int = MAX_RATIO
+    """Applies above `_RATIO_FREE_BYTES`."""
+
+
+LIMITS = ArchiveLimits()
+"""Of every archive that is not a test's."""
+
+
 class BundleContents(StrictModel):
     """What was found in an archive."""
 
@@ -74,7 +90,7 @@ class BundleContents(StrictModel):
     """What a model is told about its tools, in the order of the manifest."""
 
 
-async def read_bundle(path: Path) -> BundleContents:
+async def read_bundle(path: Path, limits: ArchiveLimits = LIMITS) -> BundleContents:
     """Read an archive to its end, with bounded memory. Nothing of it is executed or unpacked.
 
     Raises:
@@ -82,12 +98,12 @@ async def read_bundle(path: Path) -> BundleContents:
             file for an entrypoint's module, or `bundle_fetch_failed` if it cannot be read. The message says what is
             wrong, and what is allowed.
     """
-    return await anyio.to_thread.run_sync(_read, path, abandon_on_cancel=True)
+    return await anyio.to_thread.run_sync(_read, path, limits, abandon_on_cancel=True)
 
 
-def _read(path: Path) -> BundleContents:
+def _read(path: Path, limits: ArchiveLimits) -> BundleContents:
     with _opened(path) as file:
-        reader = BundleReader(file)
+        reader = BundleReader(file, limits)
         manifest, names = None, set[str]()
         for entry in reader:
             names.add(entry.path)
@@ -100,7 +116,7 @@ def _read(path: Path) -> BundleContents:
         if not any(name.startswith("tools/") for name in names):
             raise invalid("the archive has no directory tools/ with the sources of its tools")
         sources = {tool.name: _source_path(tool.module, names) for tool in manifest.tools}
-        texts = _read_sources(file, set(sources.values()))
+        texts = _read_sources(file, set(sources.values()), limits)
         described = tuple(describe(tool, texts[sources[tool.name]]) for tool in manifest.tools)
         return BundleContents(sha256=reader.sha256(), size_bytes=reader.size_bytes, manifest=manifest, tools=described)
 
@@ -130,10 +146,10 @@ def _source_path(module: str, names: set[str]) -> str:
     )
 
 
-def _read_sources(file: BinaryIO, wanted: set[str]) -> dict[str, str]:
+def _read_sources(file: BinaryIO, wanted: set[str], limits: ArchiveLimits) -> dict[str, str]:
     """The texts of these files. One that is larger than `MAX_SOURCE_BYTES`, or is no text, is empty."""
     file.seek(0)
-    reader = BundleReader(file)
+    reader = BundleReader(file, limits)
     found = dict.fromkeys(wanted, "")
     for entry in reader:
         if entry.path in wanted and entry.kind == "file" and entry.size <= MAX_SOURCE_BYTES:
@@ -163,8 +179,9 @@ class BundleReader:
         BundleFailed: while entries are read; the archive is not what a bundle may be.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, limits: ArchiveLimits = LIMITS) -> None:
         self._file = file
+        self._limits = limits
         self._digest = hashlib.sha256()
         self.size_bytes = 0
         self._inflate = zlib.decompressobj(_GZIP_WBITS)
@@ -266,8 +283,8 @@ class BundleReader:
     def _admit(self, entry: BundleEntry) -> None:
         """Check an entry against those before it."""
         self._entries += 1
-        if self._entries > MAX_ENTRIES:
-            raise invalid(f"the archive has more than {MAX_ENTRIES} entries")
+        if self._entries > self._limits.entries:
+            raise invalid(f"the archive has more than {self._limits.entries} entries")
         if not entry.path:
             if entry.kind != "directory":
                 raise invalid("an entry of the archive has no name")
@@ -327,10 +344,10 @@ class BundleReader:
                 raise invalid(f"the archive is not gzip: {error}") from None
             self._pending = self._inflate.unused_data
             self._unpacked += len(piece)
-            if self._unpacked > MAX_UNPACKED_BYTES:
-                raise invalid(f"the archive unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-            if self._unpacked > max(_RATIO_FREE_BYTES, MAX_RATIO * self.size_bytes):
-                raise invalid(f"the archive unpacks to more than {MAX_RATIO} times its size")
+            if self._unpacked > self._limits.unpacked_bytes:
+                raise invalid(f"the archive unpacks to more than {self._limits.unpacked_bytes} bytes")
+            if self._unpacked > max(_RATIO_FREE_BYTES, self._limits.ratio * self.size_bytes):
+                raise invalid(f"the archive unpacks to more than {self._limits.ratio} times its size")
             if piece:
                 return piece
         return b""
@@ -428,7 +445,7 @@ def repack(path: Path, sha256: str, *, below: str = "", owner: int = 0) -> Itera
             yield from reader.data()
             yield b"\0" * (-entry.size % _BLOCK)
         check_digest(reader.sha256(), sha256)
-    yield b"\0" * (2 * _BLOCK)
+    yield b"\0" * TAR_END_BYTES
 
 
 def check_digest(found: str, expected: str) -> None:
@@ -485,7 +502,7 @@ def pack(directory: Path, target: BinaryIO, *, names: Sequence[str] | None = Non
             info.size, info.mode = len(content), 0o755 if status.st_mode & 0o100 else 0o644
             packed.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
             packed.write(content + b"\0" * (-len(content) % _BLOCK))
-        packed.write(b"\0" * (2 * _BLOCK))
+        packed.write(b"\0" * TAR_END_BYTES)
 
 
 def _files(directory: Path) -> list[str]:

@@ -57,7 +57,7 @@ from atoll.contract.model import (
 )
 from atoll.contract.names import DEFAULT_NAMESPACE, check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.runtime.interface import Engine, SandboxKeywords
+from atoll.runtime.interface import Engine, SandboxKeywords, Templates
 from atoll.runtime.lifecycle.warm_pool import check_count
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
@@ -201,6 +201,10 @@ class RemoteEngine(Engine):
     @property
     def volumes(self) -> RemoteVolumes:
         return self._volumes
+
+    @property
+    def templates(self) -> Templates:
+        self._elsewhere("its templates", "atoll templates")
 
     @property
     def storage(self) -> LoopStorage:

@@ -7,6 +7,7 @@ frames. Not here: operations by name (`engine.py`), the tunnel itself (`tunnel.p
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -94,6 +95,9 @@ class RemoteSandboxes:
             self._oom_kills[id] = kills
         if isinstance(ended, str):
             self._ended[id] = ended
+
+    def take_start(self, id: str) -> Sequence[str]:  # noqa: ARG002 - of a protocol
+        return ()  # the server runs it
 
     def oom_kills(self, id: str) -> int | None:
         return self._oom_kills.get(id)

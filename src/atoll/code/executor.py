@@ -30,6 +30,7 @@ from atoll.code.messages import CallMessage
 from atoll.code.registry import ToolCallerType, ToolRegistry
 from atoll.code.results import CallRecord, ExecutionFailure, ExecutionResult, OutboxFile, rich_part
 from atoll.code.session import CellOutcome, CodeSession, OnCellOutput
+from atoll.contract.documented import Documented
 from atoll.contract.errors import (
     AtollError,
     InvalidRequest,
@@ -61,10 +62,10 @@ _REFILL_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class CodeConfig(BaseModel):
+class CodeConfig(Documented):
     """What code may use, and how long its session is kept."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     language: Literal["python", "javascript", "bash"] = "python"
     """What cells are written in."""

@@ -17,6 +17,8 @@
     │   ├── ImageUnavailable        (LookupError)       the image cannot be fetched or read
     │   ├── ImageNotFound           (LookupError)       no image of this reference is on the machine
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
+    │   ├── BuildFailed             (ValueError)        a step of a build failed, or it cannot be built
+    │   ├── TemplateNotFound        (LookupError)       no template has this name, or not this tag
     │   ├── BundleFailed            (ValueError)        a tool bundle cannot be used; `reason` says at which step
     │   ├── BundleNotFound          (LookupError)       no tool bundle has this id
     │   ├── ProjectConflict                             files of a project were changed since it was copied
@@ -68,7 +70,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -214,6 +216,24 @@ class ArchiveRefused(CallerError, ValueError):
     and `image`: the image on this machine lacks directories that the archive needs."""
 
     code = "archive_refused"
+
+
+class BuildFailed(CallerError, ValueError):
+    """A template cannot be built. `step` is the number of the step, from 1; unset: it is none of them."""
+
+    code = "build_failed"
+
+    def __init__(self, message: str, *, step: int | None = None, hint: str | None = None, **details: object) -> None:
+        super().__init__(message, hint=hint, step=step, **details)
+        self.step = step
+
+
+class TemplateNotFound(CallerError, LookupError):
+    code = "template_not_found"
+
+    def __init__(self, wanted: str, there: Sequence[str]) -> None:
+        shown = ", ".join(there[:16]) or "none"
+        super().__init__(f"there is no template {wanted!r}; there are: {shown}", template=wanted)
 
 
 class BundleFailed(CallerError, ValueError):

@@ -22,6 +22,8 @@ MAX_MOUNTS = 16
 """Of one sandbox; the same in `drivers/keeper/keeper.h`."""
 MAX_LABELS = 64
 """Labels of one sandbox."""
+MAX_COMMAND_CHARS = 16 * 1024
+"""Of a start command or a ready command."""
 RESERVED_LABELS = "atoll.dev/"
 """The beginning of labels that a server sets for itself. They are neither counted nor shown to its clients."""
 LABEL_VALUE_RULE = (
@@ -62,10 +64,24 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
+def check_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `words` if they can be a command that is kept with a sandbox.
+
+    Raises:
+        InvalidRequest: they are too long, or hold a NUL.
+    """
+    if sum(map(len, words)) > MAX_COMMAND_CHARS or len(words) > MAX_COMMAND_CHARS // 16:
+        raise InvalidRequest(f"a command that is kept with a sandbox may have {MAX_COMMAND_CHARS} characters")
+    if any("\0" in word for word in words):
+        raise InvalidRequest("a command holds a NUL character")
+    return words
+
+
 OnExpiry = Literal["destroy", "sleep"]
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
+CommandWords = Annotated[tuple[str, ...], AfterValidator(check_words)]
 
 
 class Limits(FrozenRequest):
@@ -151,6 +167,11 @@ class SandboxSpec(Frozen):
     """The package indexes that the preset `registries` meant when `network` was set. Unset: `network` has no preset."""
     mounts: tuple[Mount, ...] = Field(default=(), max_length=MAX_MOUNTS)
     """Directories of the host and volumes that it sees."""
+    start_command: CommandWords = ()
+    """A program and its arguments that run in the background whenever it starts without saved processes, as its user
+    and in its directory. Empty: none."""
+    ready_command: CommandWords = ()
+    """A program that is run until it succeeds, before the sandbox counts as created. Empty: none."""
 
 
 class SandboxInfo(Frozen):
@@ -254,6 +275,36 @@ class Checkpoint(Frozen):
     reason: str | None = None
     """Why its record cannot be read: it can only be deleted then, `runtime` is `unknown`, `sandbox`, `sandbox_id` and
     `image` are empty. Unset: it can be read."""
+
+
+class TemplateVersion(Frozen):
+    """What a template is under one of its tags: files, and what sandboxes that begin with them have."""
+
+    build_id: str
+    checkpoint: str
+    """The id of the checkpoint that has the files."""
+    image: str
+    runtime: RuntimeName
+    created_at: datetime
+    env: Env = Field(default_factory=dict)
+    """On top of the image's."""
+    user: str | None = Field(default=None, min_length=1, max_length=255)
+    """The user of commands. Unset: the image's, else `user`."""
+    cwd: str | None = Field(default=None, pattern=r"^/[^\x00]*$", max_length=4095)
+    """Where commands start. Unset: the image's `WORKDIR`, else the home of the command's user."""
+    start_command: CommandWords = ()
+    ready_command: CommandWords = ()
+
+
+class Template(Frozen):
+    """A named beginning of sandboxes, made by a build."""
+
+    name: Name
+    versions: dict[str, TemplateVersion] = Field(default_factory=dict)
+    """By tag. `default` is the one of those who name none."""
+    created_at: datetime
+    reason: str | None = None
+    """Why its record cannot be read: it can only be removed then. Unset: it can be read."""
 
 
 class StorageInfo(Frozen):

@@ -1,4 +1,4 @@
-"""The rules for names: of sandboxes, volumes and checkpoints' labels, of namespaces, and of environment variables.
+"""The rules for names: of sandboxes, volumes, templates, labels of checkpoints, namespaces and environment variables.
 
 Used by the models and by every layer. Imports nothing heavy, because `atoll exec` imports it.
 """
@@ -11,6 +11,11 @@ from atoll.contract.errors import InvalidRequest
 
 NAME_RULE = "1 to 63 characters: lower-case letters, digits, '-', '_' and '.', beginning with a letter or a digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+TEMPLATE_PREFIX = "template:"
+"""Before the name of a template where an image can be named too."""
+DEFAULT_TAG = "default"
+"""The tag of templates of those who name none."""
+_SHOWN_CHARS = 200
 DEFAULT_NAMESPACE = "default"
 """The namespace of those who name none."""
 NAMESPACE_RULE = "1 to 32 characters: lower-case letters, digits and '-', beginning with a letter or a digit"
@@ -32,6 +37,20 @@ def check_name(name: str, *, noun: str = "a name for a sandbox") -> str:
 def is_name(name: str) -> bool:
     """Whether `name` is allowed for a sandbox, a checkpoint or a volume."""
     return _NAME.fullmatch(name) is not None
+
+
+def split_template(text: str) -> tuple[str, str]:
+    """The name and the tag of a template: of `NAME`, `NAME:TAG`, or either after `template:`.
+
+    Raises:
+        InvalidRequest: it is not one.
+    """
+    name, colon, tag = text.removeprefix(TEMPLATE_PREFIX).partition(":")
+    if not is_name(name) or (colon and not is_name(tag)):
+        raise InvalidRequest(
+            f"{text[:_SHOWN_CHARS]!r} is not a template; allowed are NAME and NAME:TAG, each of {NAME_RULE}"
+        )
+    return name, tag or DEFAULT_TAG
 
 
 def check_namespace(namespace: str) -> str:

@@ -270,10 +270,12 @@ static int write_in_place(struct job *job, const char *path, int64_t mode, bool 
 {
     struct stat status;
     int flags = O_WRONLY | O_CREAT | (append ? O_APPEND : 0) | (exclusive ? O_EXCL : 0);
+    if (mode < 0 && access(path, F_OK) < 0)
+        mode = 0644; /* of a new file, whatever the umask */
     int fd = files_open_regular(AT_FDCWD, path, flags, mode < 0 ? 0644 : (mode_t)mode, &status);
     if (fd < 0)
         return fail_open(job, errno, path);
-    int error = !append && ftruncate(fd, 0) < 0 ? errno : 0;
+    int error = !append && status.st_size && ftruncate(fd, 0) < 0 ? errno : 0;
     if (!error && mode >= 0 && fchmod(fd, (mode_t)mode) < 0)
         error = errno;
     if (!error)

@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -103,7 +103,7 @@ class AtollSandboxConfig(AtollService):
 class _Shared:
     """The engine that all samples of an event loop share, and the sandboxes that it has for them."""
 
-    by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
+    by_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -164,7 +164,7 @@ class AtollSandboxEnvironment(SandboxEnvironment):
         """Check the configuration and fetch its images, once for all samples.
 
         Raises:
-            what `Engine.create` would raise of it; ValueError: it is no configuration, or a variable is not set.
+            what `Engine.create` would raise of it; TypeError, ValueError: it is no configuration, or a variable is not set.
         """
         shared = _Shared.here()
         shared.tasks += 1
@@ -362,14 +362,14 @@ def _services(config: SandboxEnvironmentConfigType | None) -> dict[str, AtollSer
     """The sandboxes of a sample by name, the default one first.
 
     Raises:
-        ValueError: it is no configuration of Atoll's.
+        TypeError, ValueError: it is no configuration of Atoll's.
     """
     if config is None:
         config = AtollSandboxConfig()
     elif isinstance(config, str):
         config = AtollSandboxConfig.model_validate(yaml.safe_load(Path(config).read_text()) or {})
     if not isinstance(config, AtollSandboxConfig):
-        raise ValueError(
+        raise TypeError(
             f"the sandbox 'atoll' cannot use a {type(config).__name__}; give an AtollSandboxConfig, or a YAML file "
             "with its fields"
         )

@@ -312,7 +312,8 @@ def generate_text(
 
 async def _generate(given: _TextInputs, steps: int | None, show: Callable[[str], None]) -> str:
     try:
-        from atoll.agents.loop import DEFAULT_STEPS, Agent, RetryEvent, TextEvent, ToolCallEvent
+        from atoll.agents.events import RetryEvent, TextEvent, ToolCallEvent
+        from atoll.agents.loop import DEFAULT_STEPS, Agent
     except ModuleNotFoundError as error:
         raise CallerError(f"generate_text needs {error.name}; {install_extra('agents')}") from error
     from atoll.settings import Settings

@@ -12,11 +12,12 @@ The tree has an object for each element, with `type` and what the type has:
     image         url (a `data:` URL of a picture), alt
     svg           svg (harmless)
     chart         kind (line or bar), labels (a list of text), series (a list of {name, values})
-    loader        label, elapsed_s (a number, or null)
+    loader        label, elapsed_s (a number, or null), implied (true: in place of an element that waits)
     error         text
-    input         id, label, placeholder, multiline, value, submits (true: it calls a handler, and is emptied)
+    input         id, label, placeholder, multiline, value, submits (true: it calls a handler, and is emptied),
+                  error (what its handler failed with, or null)
     select        id, label, value, options (a list of text)
-    button        id, label, pending (true: its handler runs)
+    button        id, label, pending (true: its handler runs), error (as that of an input)
     row, column   children
 
 Something that waits for a newer value, and still shows the one before, is {"type": "stale", "elapsed_s", "children"}.
@@ -100,7 +101,7 @@ class PatternView:
         if pending:
             elapsed_s = _elapsed(node)
             if latest is None:
-                yield {"type": "loader", "label": node.name, "elapsed_s": elapsed_s}
+                yield _implied_loader(node, elapsed_s)
             else:
                 yield {"type": "stale", "elapsed_s": elapsed_s, "children": list(self._trees(latest))}
         elif error is not None:
@@ -121,7 +122,7 @@ class PatternView:
             if not waits:
                 yield {"type": "error", "text": _text(describe(error))}
             else:
-                yield {"type": "loader", "label": waits[0].name, "elapsed_s": _elapsed(waits[0])}
+                yield _implied_loader(waits[0], _elapsed(waits[0]))
             return
         if made is None:
             return
@@ -129,7 +130,7 @@ class PatternView:
             whole = all(node.current.latest_complete is not None for node in waits)
             elapsed_s = max(_elapsed(node) for node in waits)
             if not whole:
-                yield {"type": "loader", "label": waits[0].name, "elapsed_s": elapsed_s}
+                yield _implied_loader(waits[0], elapsed_s)
             else:
                 yield {"type": "stale", "elapsed_s": elapsed_s, "children": [made]}
         else:
@@ -207,7 +208,7 @@ class PatternView:
         if nodes and not waits:
             return None
         elapsed_s = max((_elapsed(node) for node in waits), default=None)
-        return {"type": "loader", "label": _text(values["label"] or ""), "elapsed_s": elapsed_s}
+        return {"type": "loader", "label": _text(values["label"] or ""), "elapsed_s": elapsed_s, "implied": False}
 
     def _input(self, values: Mapping[str, Any], element: Element) -> ViewTree:
         target: Cell[Any] | Handler[..., Any] = element.values["target"]
@@ -229,6 +230,7 @@ class PatternView:
             "multiline": bool(values["multiline"]),
             "value": "" if submits else _text(target.current.result),
             "submits": submits,
+            "error": _failure(target) if submits else None,
         }
 
     def _select(self, values: Mapping[str, Any], element: Element) -> ViewTree:
@@ -259,6 +261,7 @@ class PatternView:
             "id": self._offer(f"n{target.id}", act),
             "label": _text(values["label"]),
             "pending": target.current.pending,
+            "error": _failure(target),
         }
 
     def _offer(self, id: str, action: Callable[[str | None], None]) -> str:
@@ -316,6 +319,23 @@ def _now(value: Any) -> Any:
     return value
 
 
+def _implied_loader(node: Node[Any], elapsed_s: float) -> ViewTree:
+    """In place of what waits for a node: named after what people know, which a function of a view is not."""
+    while node.kind == "view" and (waits := [read for read in node.inputs if read.current.pending]):
+        node = waits[0]
+    return {
+        "type": "loader",
+        "label": "" if node.kind == "view" else node.name,
+        "elapsed_s": elapsed_s,
+        "implied": True,
+    }
+
+
+def _failure(node: Node[Any]) -> str | None:
+    error = node.current.error
+    return None if error is None else _text(describe(error))
+
+
 def _elapsed(node: Node[Any]) -> float:
     return round(node.info().running_s or 0.0, 1)
 
@@ -330,6 +350,8 @@ def _joined(values: Sequence[Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
+    if value is None:
+        return None  # a gap
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -397,8 +419,15 @@ def _lines(tree: ViewTree, width: int) -> Iterator[str]:
         case "input" | "select":
             label = _plain(tree["label"] or tree.get("placeholder") or "")
             yield f"{label}: {_plain(tree['value'])}".removeprefix(": ") if not tree.get("submits") else f"{label} _"
+            yield from _failure_lines(tree)
         case "button":
             yield f"[{_plain(tree['label'])}]"
+            yield from _failure_lines(tree)
+
+
+def _failure_lines(tree: ViewTree) -> Iterator[str]:
+    if tree.get("error") is not None:
+        yield f"error: {_plain(tree['error'])}"
 
 
 def _plain(text: str) -> str:

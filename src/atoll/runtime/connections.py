@@ -285,6 +285,10 @@ class Connections:
                 ) from error
         return await self._reach(manifest)
 
+    def take_start(self, id: str) -> Sequence[str]:
+        spec = self._lifecycle.take_begun(id)
+        return () if spec is None else spec.start_command
+
     def oom_kills(self, id: str) -> int | None:
         manifest = self._manifests.get(id)
         return self._choose(manifest.runtime).oom_kills(manifest.run_id) if manifest else None

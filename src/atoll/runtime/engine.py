@@ -48,9 +48,10 @@ from atoll.contract.model import (
     SandboxInfo,
     SandboxSpec,
     SystemProcess,
+    TemplateVersion,
     WarmPool,
 )
-from atoll.contract.names import check_name, check_namespace
+from atoll.contract.names import TEMPLATE_PREFIX, check_name, check_namespace
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.drivers import registry
 from atoll.runtime.connections import Connections, PortPublisher
@@ -67,6 +68,7 @@ from atoll.runtime.state.layers import Layers
 from atoll.runtime.state.leases import SessionLeases
 from atoll.runtime.state.spec import check_lifetime, validate_spec, with_defaults
 from atoll.runtime.state.store import Manifest, StateStore
+from atoll.runtime.state.templates import TemplateStore
 from atoll.runtime.state.volumes import VolumeStore
 from atoll.settings import Settings
 
@@ -139,6 +141,7 @@ class LocalEngine(Engine):
         self._layers = Layers(store.state_dir)
         self._checkpoints = Checkpoints(store)
         self._volumes = VolumeStore(store, self._layers, self._any_layers)
+        self._templates = TemplateStore(store)
         self._lifecycle = Lifecycle(
             store,
             self._layers,
@@ -207,6 +210,10 @@ class LocalEngine(Engine):
     @property
     def volumes(self) -> VolumeStore:
         return self._volumes
+
+    @property
+    def templates(self) -> TemplateStore:
+        return self._templates
 
     @property
     def storage(self) -> loop_storage.LoopStorage:
@@ -345,6 +352,21 @@ class LocalEngine(Engine):
                 "ttl_renewed_by_use": ttl_renewed_by_use,
                 "mounts": tuple(mounts),
             }
+            if image is not None and image.startswith(TEMPLATE_PREFIX):
+                if from_checkpoint is not None:
+                    raise InvalidRequest("a sandbox from a checkpoint has its image; leave that out")
+                version = await self._template(image, runtime)
+                given |= {
+                    "env": {**version.env, **(env or {})},
+                    "user": user or version.user,
+                    "cwd": cwd or version.cwd,
+                }
+                given |= {"start_command": version.start_command, "ready_command": version.ready_command}
+                spec = validate_spec(**given, image=version.image, runtime=version.runtime)
+                check_lifetime(spec)
+                created = await self._from_template(image, version, spec, contents)
+                self._recovery.watch_expiries(self._tasks, created.info)
+                return created
             spec = validate_spec(
                 **given, image=image or self._settings.image, runtime=runtime or self._settings.runtime
             )
@@ -361,7 +383,29 @@ class LocalEngine(Engine):
 
         return AwaitableContext(making())
 
+    async def _template(self, reference: str, runtime: RuntimeName | None) -> TemplateVersion:
+        version = await self._templates.version(reference)
+        if runtime not in (None, version.runtime):
+            raise InvalidRequest(
+                f"{reference} was built for {version.runtime}, and {runtime} was asked for; leave the runtime out, or "
+                "build the template for it"
+            )
+        return version
+
+    async def _from_template(
+        self, reference: str, version: TemplateVersion, spec: SandboxSpec, secrets: SandboxSecrets
+    ) -> Sandbox:
+        try:
+            return await self._provisioner.create_from(version.checkpoint, spec, secrets, template=True)
+        except CheckpointNotFound:
+            raise InvalidRequest(
+                f"the files of {reference} (checkpoint {version.checkpoint}) were deleted; build it again"
+            ) from None
+
     async def check_options(self, options: SandboxKeywords) -> None:
+        if (image := options.get("image") or "").startswith(TEMPLATE_PREFIX):
+            version = await self._template(image, options.get("runtime"))
+            options = {**options, "image": version.image, "runtime": version.runtime}
         given = {name: value for name, value in options.items() if value is not None and "secret" not in name}
         defaults = {"image": self._settings.image, "runtime": self._settings.runtime}
         spec = validate_spec(**{**defaults, **given, "name": "sandbox"})
@@ -498,6 +542,25 @@ class LocalEngine(Engine):
             size = await self._lifecycle.size(record)
             found.append(record.checkpoint.model_copy(update={"size_bytes": size}))
         return sorted(found, key=lambda checkpoint: checkpoint.created_at)
+
+    @contextlib.asynccontextmanager
+    async def scratch(self, prefix: str) -> AsyncIterator[None]:
+        """While the context lasts, sandboxes whose names begin with `prefix` and a dot are the caller's; at its end, or
+        when this process has died, they are removed. Their checkpoints stay.
+
+        Raises:
+            SandboxError: another process uses the prefix.
+        """
+        async with self._leases.temporary(prefix, keeps_checkpoints=True):
+            yield
+
+    async def checkpoint_files(self, name: str, label: str | None = None) -> Checkpoint:
+        """Shut a sandbox down, without saving its processes, and make a checkpoint of its files. It has no network
+        policy."""
+        id = self._store.lookup(name)
+        record = await self._lifecycle.checkpoint(id, label, ends=True)
+        await self._connections.disconnect(id)
+        return record.checkpoint
 
     def inherited_spec(self, checkpoint: str, sandbox: str | None = None) -> SandboxSpec:
         """What a sandbox from a checkpoint has unless something else is given: for those who decide whether there may

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         OnExpiry,
         RuntimeName,
         SandboxInfo,
+        Template,
         Volume,
         WarmPool,
     )
@@ -118,6 +119,16 @@ class Volumes(Protocol):
     async def import_(self, name: str, path: Path | str, size_bytes: int | None = None) -> Volume: ...
 
 
+class Templates(Protocol):
+    """The templates of an engine. What each method does is said in `TemplateStore`, which has them on this machine."""
+
+    async def list(self) -> builtins.list[Template]: ...
+
+    async def get(self, name: str) -> Template: ...
+
+    async def remove(self, reference: str) -> None: ...
+
+
 class Engine(ABC):
     """Sandboxes, by name. Made by `atoll.open()`, those of a namespace of a state directory of this machine; or by
     `atoll.connect()`, those of a server. As a context manager it is closed at the end."""
@@ -133,6 +144,15 @@ class Engine(ABC):
     @abstractmethod
     def volumes(self) -> Volumes:
         """Directories that sandboxes mount, and that outlive them."""
+
+    @property
+    @abstractmethod
+    def templates(self) -> Templates:
+        """Named beginnings of sandboxes, which builds make. `create` takes one as the image `template:NAME[:TAG]`.
+
+        Raises:
+            InvalidRequest: it is another machine's, which cannot be asked for them; the message says how to reach them.
+        """
 
     @property
     @abstractmethod

@@ -222,6 +222,8 @@ class Provisioner:
                             manifest, sandbox = await self._settle(manifest, sandbox)
                         if authority is not None:
                             await ca_bundle.install(sandbox.files, authority)
+                        if memory is None and (spec.start_command or spec.ready_command):
+                            await sandbox.begin(spec.start_command, spec.ready_command)
                         wait_written()
                     except BaseException:
                         with anyio.CancelScope(shield=True):
@@ -358,8 +360,11 @@ class Provisioner:
             parent = record.checkpoint.id if checkpoint is not None else record.checkpoint.parent
             return await self._fork(record, names, labels, parent=parent)
 
-    async def create_from(self, checkpoint: str, given: SandboxSpec, secrets: SandboxSecrets | None = None) -> Sandbox:
-        """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has.
+    async def create_from(
+        self, checkpoint: str, given: SandboxSpec, secrets: SandboxSecrets | None = None, *, template: bool = False
+    ) -> Sandbox:
+        """A sandbox that begins as a checkpoint, with what is set in `given` in place of what the checkpoint has. That
+        of a `template` has files alone: network, user, directory and commands are those of `given`.
 
         Raises:
             InvalidRequest: `secrets` or mounts are given, and the checkpoint has its own.
@@ -383,7 +388,10 @@ class Provisioner:
                 changes["labels"] = given.labels
             elif reserved:
                 changes["labels"] = {**record.spec.labels, **reserved}
-            if given.network is not None:
+            if template:
+                own = ("network", "indexes", "user", "cwd", "start_command", "ready_command", "labels", "pause_after_s")
+                changes |= {name: getattr(given, name) for name in own}
+            elif given.network is not None:
                 changes |= {"network": given.network, "indexes": given.indexes}
             wanted = given.limits.model_dump(exclude_none=True)
             changes["limits"] = record.spec.limits.model_copy(update=wanted)

@@ -8,6 +8,8 @@ how a sandbox is created (`provisioning.py`), and which ones are open (`connecti
 
 from __future__ import annotations
 
+import logging
+import shlex
 import signal as signals
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -21,7 +23,14 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from atoll.contract.errors import AtollError, GuestProtocolError, GuestUnresponsive, SandboxDied, SandboxError
+from atoll.contract.errors import (
+    AtollError,
+    GuestProtocolError,
+    GuestUnresponsive,
+    LaunchFailed,
+    SandboxDied,
+    SandboxError,
+)
 from atoll.contract.model import (
     Checkpoint,
     ExecBytes,
@@ -68,6 +77,11 @@ if TYPE_CHECKING:
 
 LOGIN_SHELL = shell_line("-l")
 
+_log = logging.getLogger(__name__)
+READY_S = 60.0
+"""How long a new sandbox may take until its ready command succeeds."""
+_READY_INTERVAL_S = 0.1
+_READY_OUTPUT_BYTES = 4096
 _MAX_OOM_WATCHES = 256
 _CONNECTION_FAILURES = (SandboxDied, GuestUnresponsive)
 """After these the next call connects again."""
@@ -86,6 +100,10 @@ class SandboxOwner(Protocol):
 
     async def connect(self, id: str) -> ByteStream:
         """A connection to the sandbox's keeper. A sleeping sandbox is woken."""
+
+    def take_start(self, id: str) -> Sequence[str]:
+        """The start command that the caller is to run, since the sandbox was started without it. It is given once.
+        Empty: there is none."""
 
     def oom_kills(self, id: str) -> int | None:
         """How many of its processes the kernel has killed for memory. None: not known."""
@@ -648,6 +666,40 @@ class Sandbox:
         return await connection.open(op, fields, receive=receive, send=send, dedicated=dedicated, sink=sink)
 
     async def _connect(self) -> GuestConnection:
+        """The connection that all calls share, made if there is none. A sandbox that was woken for it has its start
+        command again."""
+        connection = await self._connect_once()
+        if command := self._owner.take_start(self.id):
+            try:
+                await self.spawn(command)
+            except AtollError as error:  # what is inside must not keep its owner out
+                _log.warning("the start command of sandbox %s could not be run: %s", self.name, error)
+        return connection
+
+    async def begin(self, start: Sequence[str], ready: Sequence[str], *, timeout_s: float = READY_S) -> None:
+        """Run the start command of a new sandbox, and wait until the ready command succeeds.
+
+        Raises:
+            LaunchFailed: it did not within `timeout_s`, or one of them is no program.
+        """
+        started = await self.spawn(start) if start else None
+        last: ExecResult | None = None
+        try:
+            with anyio.fail_after(timeout_s):
+                while ready:
+                    last = await self.exec(ready, merge_stderr=True, output_limit_bytes=_READY_OUTPUT_BYTES)
+                    if last.exit_code == 0:
+                        return
+                    await anyio.sleep(_READY_INTERVAL_S)
+        except TimeoutError:
+            said = f"; it last ended with {last.exit_code}: {last.stdout.strip()[-500:]}" if last else ""
+            what = "" if started is None else f"; what the start command {_words(start)} printed is in its logs"
+            raise LaunchFailed(
+                f"the ready command {_words(ready)} of sandbox {self.name!r} did not succeed within {timeout_s:g} s"
+                f"{said}{what}"
+            ) from None
+
+    async def _connect_once(self) -> GuestConnection:
         """The connection that all calls share, made if there is none. It may make this process serve the egress."""
         async with self._connecting:
             if self._connection is not None:
@@ -723,6 +775,10 @@ class Sandbox:
 
     def _directory(self, cwd: str | None) -> str | None:
         return start_directory(self.info.cwd, cwd)
+
+
+def _words(command: Sequence[str]) -> str:
+    return shlex.join(command)[:200]
 
 
 def _stdin(stdin: bytes | str | None) -> bytes | bool:

@@ -13,12 +13,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from pydantic_ai import exceptions
 from pydantic_ai.messages import (
     InstructionPart,
     ModelMessage,
@@ -33,18 +32,9 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from atoll.agents import models
+from atoll.agents.events import AgentEvent, RetryEvent, TextEvent, Tokens, ToolCallEvent, UsageEvent
 from atoll.agents.history import History
-from atoll.agents.loop import (
-    Agent,
-    AgentEvent,
-    Budget,
-    RetryEvent,
-    TextEvent,
-    Tokens,
-    ToolCallEvent,
-    UsageEvent,
-    streamed_event,
-)
+from atoll.agents.loop import Agent, Budget, streamed_event
 from atoll.agents.requests import CUT_OFF_REASONS, AnswerRequester, arguments_of
 from atoll.contract.errors import (
     AtollError,
@@ -55,13 +45,15 @@ from atoll.contract.errors import (
     ModelUnavailable,
     QuotaExceeded,
     ScriptFailed,
+    TenantNotFound,
 )
 from atoll.server.configs import AgentConfig, AgentConfigs, ToolDeclaration, check_model
-from atoll.server.conversations import ChatToolCall, ChatTurn, Conversations, OpenTurn, SpentTokens, TurnStatus
+from atoll.server.conversations import Conversations, OpenTurn, SpentTokens
 from atoll.server.quotas import QuotaLedger
-from atoll.server.tenants import Tenant
+from atoll.server.tenants import Tenant, Tenants
+from atoll.server.turns import ChatAnswer, ChatInput, ChatToolCall, ChatTurn, TurnStatus
 from atoll.server.workspaces import Workspaces
-from atoll.tools.tool import StrictModel, nearest
+from atoll.tools.tool import nearest
 
 if TYPE_CHECKING:
     from atoll.settings import Settings
@@ -73,44 +65,8 @@ MAX_EVENT_BYTES = 1024 * 1024
 REMEMBERED_S = 300.0
 """How long the events of a turn are kept after its end."""
 MAX_REMEMBERED = 256
+_DISABLED_S = 1.0
 _log = logging.getLogger(__name__)
-
-
-class ChatAnswer(StrictModel):
-    """What a client is answered: the agent's text, or the calls that it is to make."""
-
-    response: str | None
-    """The agent's answer. Null: the turn waits for the results of `tool_calls`."""
-    tool_calls: tuple[ChatToolCall, ...]
-    conversation_id: str
-    turn_id: str
-    version: int
-    """The version of the config that the turn uses."""
-    steps: int
-    """How often the model was asked in this turn."""
-    usage: Tokens
-    """Of this turn."""
-
-    @classmethod
-    def of(cls, turn: ChatTurn) -> ChatAnswer:
-        return cls(
-            response=turn.response,
-            tool_calls=turn.tool_calls,
-            conversation_id=turn.conversation_id,
-            turn_id=turn.id,
-            version=turn.version,
-            steps=turn.steps,
-            usage=turn.usage,
-        )
-
-
-@dataclass(frozen=True)
-class ChatInput:
-    """What a client sends: a message, results of calls, or neither, to go on with a turn that ended too early."""
-
-    conversation: str | None = None
-    message: str | None = None
-    results: Sequence[ToolReturnPart] | None = None
 
 
 class TurnRun:
@@ -133,6 +89,9 @@ class TurnRun:
         self._outcome: ChatAnswer | Exception | None = None
 
     def emit(self, event: AgentEvent) -> None:
+        if isinstance(event, RetryEvent):  # it has what the provider says of the server's account, and its address
+            _log.warning("a model is asked again: %s", event.reason)
+            event = event.model_copy(update={"reason": "the model is not available now"})
         self._count += 1
         size = len(event.model_dump_json())
         self._events.append((self._count, size, event))
@@ -151,11 +110,10 @@ class TurnRun:
         waiting, self._changed = self._changed, anyio.Event()
         waiting.set()
 
-    async def cancel(self) -> None:
-        """End it because a client asked for that, and wait for the end."""
+    def cancel(self) -> None:
+        """Begin to end it because a client asked for that."""
         self.is_cancelled = True
         self.scope.cancel()
-        await self.ended()
 
     async def ended(self) -> None:
         """Wait for the end."""
@@ -210,8 +168,10 @@ class Chat:
         conversations: Conversations,
         workspaces: Workspaces,
         quotas: QuotaLedger,
+        tenants: Tenants,
     ) -> None:
         self._settings = settings
+        self._tenants = tenants
         self._configs = configs
         self._conversations = conversations
         self._workspaces = workspaces
@@ -308,7 +268,7 @@ class Chat:
         """
         stored = await self._conversations.turn(tenant, config, turn)
         if (run := self._runs.get(turn)) is not None and run.ended_at is None:
-            await run.cancel()
+            await self._cancel_all([run])
         elif stored.status == "waiting":
             await self._conversations.end(turn, "cancelled")
         return await self._conversations.turn(tenant, config, turn)
@@ -336,17 +296,31 @@ class Chat:
 
     async def end_tenant(self, tenant: str) -> None:
         """End all turns of a tenant that is being deleted, and let go of its workspaces."""
-        await self._cancel_all([run for run in self._runs.values() if run.turn.tenant == tenant])
+        await self._cancel_all_of(tenant)
         await self._workspaces.release(tenant)
+
+    async def end_disabled(self) -> None:
+        """End the turns of tenants that are disabled, here or by another process, until this is cancelled."""
+        while True:
+            await anyio.sleep(_DISABLED_S)
+            for name in {run.turn.tenant for run in self._runs.values() if run.ended_at is None}:
+                with suppress(TenantNotFound):
+                    if (await self._tenants.get(name)).disabled:
+                        await self._cancel_all_of(name)
+
+    async def _cancel_all_of(self, tenant: str) -> None:
+        await self._cancel_all([run for run in self._runs.values() if run.turn.tenant == tenant])
 
     async def _end_all_of(self, tenant: str, config: AgentConfig) -> None:
         await self._cancel_all([run for run in self._runs.values() if run.turn.config == config.id])
         await self._workspaces.destroy(tenant, config)
 
     async def _cancel_all(self, runs: Sequence[TurnRun]) -> None:
-        for run in runs:
-            if run.ended_at is None:
-                await run.cancel()
+        running = [run for run in runs if run.ended_at is None]
+        for run in running:
+            run.cancel()
+        for run in running:
+            await run.ended()
 
     async def aclose(self) -> None:
         """End all turns that run here. They are interrupted, and can be resumed."""
@@ -618,13 +592,10 @@ def _for_clients(error: Exception) -> Exception:
         if not isinstance(error, AtollError):
             _log.error("a turn failed", exc_info=error)
         return error
-    cause = error.__cause__
-    of_operator = (exceptions.ModelAuthenticationError, exceptions.ModelQuotaExceededError)
-    rejected = (exceptions.ModelContextWindowExceededError, exceptions.ModelRequestRejectedError)
-    if isinstance(cause, rejected) and not isinstance(cause, of_operator):
+    if models.is_of_request(error):
         return error
     _log.warning("a model failed: %s", error.hint or error.message)
-    if isinstance(cause, InvalidRequest):  # no time will help
+    if isinstance(error.__cause__, InvalidRequest):  # no time will help
         return ModelUnavailable(
             "this server is not set up for the model, such as without the key of its provider; the server's log says "
             "what its operator has to do"

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.bundles.builtin import BUILTIN_TOOLS
+from atoll.contract.documented import Documented
 from atoll.contract.errors import ConfigNotFound, Conflict, Forbidden, InvalidRequest
 from atoll.contract.frozen import Frozen
 from atoll.contract.model import Limits
@@ -31,7 +32,7 @@ from atoll.server.database import Database
 from atoll.server.policy import check_create
 from atoll.server.tables import agent_config_versions, agent_configs
 from atoll.server.tenants import Tenant
-from atoll.tools.tool import StrictModel, nearest
+from atoll.tools.tool import nearest
 from atoll.tools.vocabularies import VOCABULARIES
 
 if TYPE_CHECKING:
@@ -60,12 +61,10 @@ _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 # --------------------------------------------------------------------------------------------------------------- forms
 
 
-class ConfigModel(StrictModel):
+class ConfigModel(Documented):
     """The base of what a config consists of. No error repeats a value: one of them may be a secret."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
 
 class ModelChoice(ConfigModel):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from pydantic_ai.messages import (
@@ -34,87 +34,24 @@ from pydantic_ai.messages import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from atoll.agents.events import Tokens
 from atoll.agents.history import interrupted
-from atoll.agents.loop import Tokens
 from atoll.agents.requests import arguments_of
 from atoll.contract.errors import AtollError, ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
 from atoll.server.configs import AgentConfig
 from atoll.server.database import Database
 from atoll.server.quotas import QuotaLedger
 from atoll.server.tables import agent_configs, chat_messages, chat_turns, conversations
-from atoll.tools.tool import StrictModel, readable
+from atoll.server.turns import ChatMessage, ChatToolCall, ChatTurn, Conversation, TurnStatus
+from atoll.tools.tool import readable
 
 MAX_MESSAGES = 10_000
 """Of one conversation, results of calls included."""
 MAX_CONVERSATIONS = 100_000
 """Of one config."""
 T = TypeVar("T")
-TurnStatus = Literal["running", "waiting", "done", "failed", "cancelled", "interrupted"]
 RESUMABLE = ("failed", "cancelled", "interrupted")
 """How turns end that can go on."""
-
-
-class ChatToolCall(StrictModel):
-    """A call of a tool that the client is to make."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-
-
-class ChatMessage(StrictModel):
-    """A message of a conversation."""
-
-    id: int
-    """Counts up within a conversation."""
-    turn_id: str
-    role: Literal["user", "assistant", "tool"]
-    content: str | None = None
-    tool_calls: tuple[ChatToolCall, ...] = ()
-    """Of an assistant's message."""
-    tool_call_id: str | None = None
-    """Of a tool's message: the call that it is the result of."""
-    name: str | None = None
-    """Of a tool's message: the tool."""
-    outcome: str | None = None
-    """Of a tool's message: `success`, `failed`, `denied` or `interrupted`."""
-    created_at: datetime
-
-
-class ChatTurn(StrictModel):
-    """A turn of a conversation."""
-
-    id: str
-    conversation_id: str
-    config_id: str
-    version: int
-    """The version of the config that it uses."""
-    status: TurnStatus
-    """`waiting`: for the results of `tool_calls`. `interrupted`: the server ended meanwhile. What failed, was cancelled
-    or interrupted can be resumed."""
-    response: str | None = None
-    """The agent's answer, once it is done."""
-    tool_calls: tuple[ChatToolCall, ...] = ()
-    """Those that it waits for."""
-    error: dict[str, Any] | None = None
-    """Why it failed: `code` and `message`."""
-    steps: int
-    """How often the model was asked."""
-    usage: Tokens
-    started_at: datetime
-    ended_at: datetime | None = None
-
-
-class Conversation(StrictModel):
-    """A conversation with an agent."""
-
-    id: str
-    config_id: str
-    status: TurnStatus | None
-    """Of its last turn."""
-    created_at: datetime
-    updated_at: datetime
-    """When its last turn began or ended."""
 
 
 @dataclass

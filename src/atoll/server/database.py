@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -39,12 +40,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _FORMS = "postgresql+asyncpg://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:////ABSOLUTE/PATH"
+RECENT_S = 1.0
+"""How old a record may be that is used without asking the database: another process's change is seen within this."""
 _BUSY_S = 10
 """How long a transaction waits for another process's, or for PostgreSQL."""
 _MIGRATION_S = 300
 _CONNECTIONS = 8
 _CHECKPOINT_ROWS = 1000
 """After so many appended rows the write-ahead log is copied into the database."""
+_MAX_RECENT = 10_000
 _MIGRATION_LOCK = 0x41746F6C6C
 """The key of PostgreSQL's advisory lock."""
 
@@ -246,6 +250,49 @@ class Database:
             async with self._engine.begin() as connection:
                 await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
                 yield connection
+
+
+class RecentReads(Generic[T]):
+    """What was read by an id, used again for `RECENT_S`; one read serves all who ask meanwhile.
+
+    What is forgotten is read anew by all who ask from then on, also if it is just being read. An error is not kept.
+    """
+
+    def __init__(self, read: Callable[[str], Awaitable[T]]) -> None:
+        self._read = read
+        self._found: dict[str, tuple[float, T]] = {}
+        self._reading: dict[str, asyncio.Task[T]] = {}
+
+    async def get(self, id: str) -> T:
+        found = self._found.get(id)
+        if found is not None and time.monotonic() - found[0] < RECENT_S:
+            return found[1]
+        task = self._reading.get(id)
+        if task is None:
+            task = self._reading[id] = asyncio.create_task(self._load(id))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits any more
+        return await asyncio.shield(task)
+
+    async def _load(self, id: str) -> T:
+        task, began = asyncio.current_task(), time.monotonic()
+        try:
+            value = await self._read(id)
+            if self._reading.get(id) is task:
+                if len(self._found) >= _MAX_RECENT:
+                    self._found.clear()
+                self._found[id] = began, value
+            return value
+        finally:
+            if self._reading.get(id) is task:
+                del self._reading[id]
+
+    def forget(self, id: str) -> None:
+        self._found.pop(id, None)
+        self._reading.pop(id, None)
+
+    def forget_all(self) -> None:
+        self._found.clear()
+        self._reading.clear()
 
 
 class SqliteAppender:

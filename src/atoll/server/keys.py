@@ -5,7 +5,7 @@ without one (`surfaces/rest/caller.py`).
 
 A key is `atoll_<id>_<secret>`. The id is no secret. The secret has 256 random bits, so its SHA-256 can be stored and
 compared as it is: there are no guesses that a slow hash would hold up, and a key is checked with each request. A row
-that was read is used for `CACHE_S`: a key that another process revokes is refused after that, one that this process
+that was read is used for `RECENT_S`: a key that another process revokes is refused after that, one that this process
 revokes at once.
 """
 
@@ -27,9 +27,8 @@ from sqlalchemy.exc import IntegrityError
 
 from atoll.contract.errors import Forbidden, InvalidRequest, KeyNotFound, TenantNotFound, Unauthenticated
 from atoll.contract.frozen import Field, Frozen
-from atoll.server.database import Database
+from atoll.server.database import Database, RecentReads
 from atoll.server.tables import api_keys, tenants
-from atoll.server.tenants import CACHE_S
 
 KeyScope = Literal[
     "sandboxes:read",
@@ -60,7 +59,7 @@ _LETTERS = string.ascii_letters + string.digits
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _TEXT = re.compile(rf"{PREFIX}_([a-z0-9]{{{_ID_LENGTH}}})_([A-Za-z0-9]{{{_SECRET_LENGTH}}})")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,100}")
-_MAX_CACHED = 10_000
+_MAX_NOTED = 10_000
 _NO_DIGEST = "0" * 64
 
 
@@ -105,7 +104,7 @@ class ApiKeys:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._cached: dict[str, tuple[float, _Known | None]] = {}
+        self._recent = RecentReads(self._read)
         self._noted: dict[str, float] = {}
 
     async def create(
@@ -131,7 +130,7 @@ class ApiKeys:
                 await connection.execute(sa.insert(api_keys).values(row))
         except IntegrityError:
             raise TenantNotFound(tenant or "") from None
-        self._cached.pop(key.id, None)
+        self._recent.forget(key.id)
         return key, secret
 
     async def create_first(self, name: str) -> SecretStr | None:
@@ -154,7 +153,7 @@ class ApiKeys:
             Forbidden: its tenant is disabled.
         """
         matched = _TEXT.fullmatch(text)
-        known = await self._known(matched[1]) if matched else None
+        known = await self._recent.get(matched[1]) if matched else None
         given = hashlib.sha256((matched[2] if matched else text).encode(errors="surrogateescape")).hexdigest()
         right = hmac.compare_digest(given, known.secret_sha256 if known else _NO_DIGEST)
         if not right or known is None or not _is_valid(known.key):
@@ -189,7 +188,7 @@ class ApiKeys:
             return [_key(row) for row in (await connection.execute(query)).mappings()]
 
     async def revoke(self, id: str) -> ApiKey:
-        """Have a key refused from now on; by other processes, after `CACHE_S`. Revoking it again changes nothing.
+        """Have a key refused from now on; by other processes, after `RECENT_S`. Revoking it again changes nothing.
 
         Raises:
             KeyNotFound: no key has this id.
@@ -197,36 +196,26 @@ class ApiKeys:
         async with self._database.write(durable=True) as connection:
             unset = sa.and_(api_keys.c.id == id, api_keys.c.revoked_at.is_(None))
             await connection.execute(sa.update(api_keys).where(unset).values(revoked_at=datetime.now(UTC)))
-        self._cached.pop(id, None)
+        self._recent.forget(id)
         return await self.get(id)
 
     def forget(self) -> None:
         """Ask the database again for each key: their tenants have changed."""
-        self._cached.clear()
+        self._recent.forget_all()
 
     # ---- verifying ----
 
-    async def _known(self, id: str) -> _Known | None:
-        read_at, known = self._cached.get(id, (float("-inf"), None))
-        now = time.monotonic()
-        if now - read_at < CACHE_S:
-            return known
+    async def _read(self, id: str) -> _Known | None:
         joined = api_keys.outerjoin(tenants)
         query = sa.select(api_keys, tenants.c.disabled).select_from(joined).where(api_keys.c.id == id)
         async with self._database.read() as connection:
             row = (await connection.execute(query)).mappings().one_or_none()
-        known = (
-            None
-            if row is None
-            else _Known(key=_key(row), secret_sha256=row["secret_sha256"], tenant_disabled=bool(row["disabled"]))
-        )
-        if len(self._cached) >= _MAX_CACHED:
-            self._cached.clear()
-        self._cached[id] = now, known
-        return known
+        if row is None:
+            return None
+        return _Known(key=_key(row), secret_sha256=row["secret_sha256"], tenant_disabled=bool(row["disabled"]))
 
     async def _note_use(self, id: str) -> None:
-        if len(self._noted) >= _MAX_CACHED:
+        if len(self._noted) >= _MAX_NOTED:
             self._noted.clear()
         self._noted[id] = time.monotonic()
         async with self._database.write() as connection:

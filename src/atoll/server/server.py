@@ -13,12 +13,15 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
 import anyio.to_thread
+import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from atoll.code.audit import CodeAudit
@@ -29,6 +32,7 @@ from atoll.contract.errors import (
     Forbidden,
     InvalidRequest,
     SandboxNotFound,
+    TemplateNotFound,
     TenantExists,
     TenantNotFound,
     VolumeNotFound,
@@ -41,10 +45,9 @@ from atoll.runtime.state.known import namespaces
 from atoll.runtime.state.running import SANDBOX_ID
 from atoll.runtime.state.store import StateStore
 from atoll.server.audit import AuditEvent, AuditTrail
+from atoll.server.builds import TemplateBuilds
 from atoll.server.bundles import Bundles
-from atoll.server.chat import Chat
 from atoll.server.configs import AgentConfigs
-from atoll.server.conversations import Conversations
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.events import Events
@@ -53,6 +56,7 @@ from atoll.server.idempotency import Idempotency
 from atoll.server.keys import ApiKeys
 from atoll.server.previews import ServerPreviews
 from atoll.server.quotas import QuotaLedger
+from atoll.server.tables import chat_turns
 from atoll.server.tenants import DEFAULT_TENANT, Tenant, TenantPolicy, Tenants
 from atoll.server.webhooks import Webhooks
 from atoll.server.workspaces import Workspaces
@@ -62,6 +66,8 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from atoll.runtime.sandbox import Sandbox
+    from atoll.server.chat import Chat
+    from atoll.server.conversations import Conversations
 
 _OPEN_POLICY = TenantPolicy(images=("host", "*"), networks=("*", "registries"))
 """Of the tenant `default` when it is made: that of the operator, who has all of it on the local command line. No
@@ -97,13 +103,12 @@ class Server:
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
         self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
+        self.builds = TemplateBuilds(self.engines, self.quotas, self.directory / "builds")
         vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
         self.configs = AgentConfigs(database, vault, self.bundles, settings)
         self.workspaces = Workspaces(
             database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
         )
-        self.conversations = Conversations(database, self.quotas, idempotency.instance, self._is_alive)
-        self.chat = Chat(settings, self.configs, self.conversations, self.workspaces, self.quotas)
         self._store = StateStore(settings.resolve_state_dir())
         self._where: dict[str, tuple[str, str]] = {}
         """The tenant and the name of sandboxes that were found by their ids. A sandbox keeps both."""
@@ -147,10 +152,38 @@ class Server:
             with suppress(TenantExists):  # another process has just made it
                 await self.tenants.create(DEFAULT_TENANT, policy=_OPEN_POLICY)
 
+    @cached_property
+    def conversations(self) -> Conversations:
+        """Needs `load_chat`."""
+        from atoll.server.conversations import Conversations
+
+        return Conversations(self.database, self.quotas, self.idempotency.instance, self._is_alive)
+
+    @cached_property
+    def chat(self) -> Chat:
+        """Needs `load_chat`."""
+        from atoll.server.chat import Chat
+
+        return Chat(self.settings, self.configs, self.conversations, self.workspaces, self.quotas, self.tenants)
+
+    async def load_chat(self) -> None:
+        """Import what chats need, which takes most of a second the first time, while other requests are served."""
+        if "chat" not in self.__dict__:
+            await anyio.to_thread.run_sync(import_module, "atoll.server.chat")
+
+    async def _recover_turns(self) -> None:
+        """Complete the turns of processes that died, if there are any."""
+        running = sa.select(chat_turns.c.id).where(chat_turns.c.status == "running").limit(1)
+        async with self.database.read() as connection:
+            found = (await connection.execute(running)).one_or_none()
+        if found is not None:
+            await self.load_chat()
+            await self.conversations.recover()
+
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
-        await self.conversations.recover()
+        await self._recover_turns()
         async with anyio.create_task_group() as tasks:
             for part in (
                 self.events.watch,
@@ -160,6 +193,7 @@ class Server:
                 self.engines.close_idle,
                 self.bundles.tidy,
                 self.workspaces.release_unused,
+                self.chat.end_disabled,
             ):
                 tasks.start_soon(_again, part)
 
@@ -213,8 +247,8 @@ class Server:
 
     async def delete_tenant(self, name: str, *, destroy: bool = False) -> None:
         """Delete a tenant: its record, its keys and its agents, whose turns are cancelled; with `destroy`, all that it
-        has too: sandboxes, checkpoints, volumes, warm pools and bundles. Its keys are refused from the beginning on.
-        It can be called again if it is interrupted.
+        has too: sandboxes, checkpoints, templates, volumes, warm pools and bundles. Its keys are refused from the
+        beginning on. It can be called again if it is interrupted.
 
         Raises:
             TenantNotFound: there is none of this name.
@@ -234,7 +268,9 @@ class Server:
             )
         await self.tenants.update(name, disabled=True)
         self.keys.forget()
+        await self.load_chat()
         await self.chat.end_tenant(name)
+        await self.builds.end_tenant(name)
         for config in await self.configs.list(name):
             with suppress(ConfigNotFound):
                 await self.chat.delete_config(name, config.id)
@@ -269,7 +305,9 @@ class Server:
             closing.push_async_callback(self.audit.aclose)
             closing.push_async_callback(self.engines.aclose)
             closing.push_async_callback(self.workspaces.aclose)
-            closing.push_async_callback(self.chat.aclose)
+            closing.push_async_callback(self.builds.aclose)
+            if "chat" in self.__dict__:
+                closing.push_async_callback(self.chat.aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -305,11 +343,15 @@ async def _contents(engine: Engine) -> dict[str, int]:
         "checkpoints": len(await engine.checkpoints()),
         "volumes": len(await engine.volumes.list()),
         "warm pools": len(await engine.warm_pools()),
+        "templates": len(await engine.templates.list()),
     }
 
 
 async def _destroy_contents(engine: Engine) -> None:
     await engine.remove_warm_pools()
+    for template in await engine.templates.list():
+        with suppress(TemplateNotFound):
+            await engine.templates.remove(template.name)
     for sandbox in await engine.list():
         with suppress(SandboxNotFound):
             await engine.destroy(sandbox.name, checkpoints=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -23,12 +22,10 @@ from atoll.contract.frozen import AfterValidator, Field, Frozen
 from atoll.contract.model import MAX_TTL_S, Limits, RuntimeName
 from atoll.contract.names import DEFAULT_NAMESPACE, NAMESPACE_RULE, is_namespace
 from atoll.contract.network import parse_rule
-from atoll.server.database import Database
+from atoll.server.database import Database, RecentReads
 from atoll.server.tables import tenants
 
 DEFAULT_TENANT = DEFAULT_NAMESPACE
-CACHE_S = 1.0
-"""How old a record may be that is used without asking the database: another process's change is seen within this."""
 WRITABLE = ":rw"
 _MAX_PATTERNS = 256
 
@@ -116,7 +113,7 @@ class Tenant(Frozen):
     name: str
     created_at: datetime
     disabled: bool = False
-    """True: its keys are refused. Its sandboxes go on."""
+    """True: its keys are refused, and turns of its agents are cancelled. Its sandboxes go on."""
     policy: TenantPolicy = TenantPolicy()
     quotas: Quotas = Quotas()
 
@@ -126,7 +123,7 @@ class Tenants:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._cached: dict[str, tuple[float, Tenant]] = {}
+        self._recent = RecentReads(self._read)
 
     async def create(self, name: str, *, policy: TenantPolicy | None = None, quotas: Quotas | None = None) -> Tenant:
         """
@@ -148,24 +145,20 @@ class Tenants:
         return made
 
     async def get(self, name: str) -> Tenant:
-        """As it was at most `CACHE_S` ago.
+        """As it was at most `RECENT_S` ago.
 
         Raises:
             TenantNotFound: there is none of this name.
         """
-        read_at, tenant = self._cached.get(name, (0.0, None))
-        if tenant is not None and time.monotonic() - read_at < CACHE_S:
-            return tenant
-        read_at = time.monotonic()
+        return await self._recent.get(name)
+
+    async def _read(self, name: str) -> Tenant:
         async with self._database.read() as connection:
             query = sa.select(tenants).where(tenants.c.name == name)
             found = (await connection.execute(query)).mappings().one_or_none()
         if found is None:
-            self._cached.pop(name, None)
             raise TenantNotFound(name)
-        tenant = _tenant(found)
-        self._cached[name] = read_at, tenant
-        return tenant
+        return _tenant(found)
 
     async def list(self) -> list[Tenant]:
         """All of them, by name."""
@@ -199,7 +192,7 @@ class Tenants:
             changed = _tenant(found).model_copy(update=changes)
             if changes:
                 await connection.execute(sa.update(tenants).where(tenants.c.name == name).values(_row(changed)))
-        self._cached.pop(name, None)
+        self._recent.forget(name)
         return changed
 
     async def require_removable(self, name: str) -> None:
@@ -224,7 +217,7 @@ class Tenants:
             removed = await connection.execute(sa.delete(tenants).where(tenants.c.name == name))
             if removed.rowcount == 0:
                 raise TenantNotFound(name)
-        self._cached.pop(name, None)
+        self._recent.forget(name)
 
 
 def _row(tenant: Tenant) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The workspaces of sandboxed agents: one for each config, whichever of its conversations uses it.
 
 Owns which workspace belongs to a config, that one version of the config uses it at a time and within the tenant's
-policy and quotas, what is stored of its instances, the tools of ours that work in it, and that no value of a secret
-comes back out of it. Not here: how a workspace is booted and put to sleep (`bundles/workspace.py`), and secrets at rest
-(`configs.py`).
+policy and quotas, what is stored of its instances, the tools of ours that work in it, and that all that comes back out
+of it is searched for values of secrets. Not here: how a workspace is booted and put to sleep (`bundles/workspace.py`),
+secrets at rest (`configs.py`), and how values are found (`redaction.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import sqlalchemy as sa
-from pydantic import SecretStr
 from sqlalchemy.exc import IntegrityError
 
 from atoll.bundles.archive import pack, read_bundle
@@ -43,18 +42,16 @@ from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
 from atoll.server.policy import check_create, check_limits, check_network
 from atoll.server.quotas import QuotaLedger
+from atoll.server.redaction import SecretRedaction
 from atoll.server.tables import workspace_instances
 from atoll.server.tenants import Tenant, Tenants
-from atoll.tools import coding, pool
-from atoll.tools.tool import Input, Result, TextPart, Tool, ToolResult, ToolSet
+from atoll.tools.tool import Input, Result, Tool, ToolResult, ToolSet
 from atoll.tools.view import MAX_SHOWN_BYTES, last_name
 
 MAX_INSTANCES = 100
 """Of one config that are kept."""
 RELEASED_S = 900.0
 """How long this process holds a workspace that no turn uses. It sleeps by then."""
-SHORTEST_REDACTED = 6
-"""Characters of a secret that is taken out of results. A shorter one would be found in them by chance."""
 _NOTHING = 'def run(args):\n    """Does nothing."""\n    return {"ok": True, "content": ""}\n'
 
 
@@ -118,6 +115,7 @@ class Workspaces:
 
     async def instances(self, config: str, *, limit: int = MAX_INSTANCES) -> list[WorkspaceInstance]:
         """The newest first."""
+        await self._record_output(config)
         table = workspace_instances
         query = sa.select(table.c.data).where(table.c.config == config).order_by(table.c.created_at.desc())
         async with self._database.read() as connection:
@@ -129,6 +127,7 @@ class Workspaces:
         Raises:
             ConfigNotFound: the config has no such instance.
         """
+        await self._record_output(config)
         table = workspace_instances
         query = sa.select(table.c.data).where(table.c.config == config, table.c.external_id == external_id)
         async with self._database.read() as connection:
@@ -138,6 +137,10 @@ class Workspaces:
                 f"the agent config {config!r} has no workspace instance {external_id[:100]!r}", config=config
             )
         return WorkspaceInstance.model_validate(data)
+
+    async def _record_output(self, config: str) -> None:
+        if (opened := self._open.get(config)) is not None:
+            await opened.workspace.record_output()
 
     async def destroy(self, tenant: str, config: AgentConfig) -> None:
         """Remove a config's workspace with its files. The next call makes another. Calls that are under way fail."""
@@ -179,21 +182,28 @@ class Workspaces:
     async def _make(self, tenant: str, config: AgentConfig, *, is_ending: bool = False) -> _OpenWorkspace:
         secrets = await self._configs.secrets(tenant, config.id)
         engine = await self._engines.get(tenant)
-        redacting = SecretRedaction(secrets.in_clear)
+        redacting = SecretRedaction(
+            {**secrets.in_clear, **{name: each.value for name, each in secrets.outside.items()}}
+        )
 
         async def record(instance: WorkspaceInstance) -> None:
-            await self._store(config.id, redacting.instance(instance))
+            await self._store(config.id, await redacting.instance(instance))
 
         @asynccontextmanager
         async def admit(name: str, limits: Limits) -> AsyncIterator[None]:
             async with self._quotas.reserve(await self._tenants.get(tenant), engine, {name: limits}):
                 yield
 
+        @asynccontextmanager
+        async def admit_volume(name: str, size_bytes: int | None) -> AsyncIterator[None]:
+            async with self._quotas.reserve_volume(await self._tenants.get(tenant), engine, name, size_bytes):
+                yield
+
         spec = WorkspaceSpec(sandbox=config.sandbox)
         if not is_ending:
             spec = await self._spec(await self._tenants.get(tenant), engine, config, secrets)
         last = next(iter(await self.instances(config.id, limit=1)), None)
-        workspace = Workspace(engine, spec, record, last=last, admit=admit)
+        workspace = Workspace(engine, spec, record, last=last, admit=admit, admit_volume=admit_volume)
         self._engines.hold(tenant, workspace)
         opened = _OpenWorkspace(tenant, workspace, config.version, redacting)
         self._engines.hold(tenant, opened)
@@ -228,7 +238,7 @@ class Workspaces:
             network=admitted.network,
             build_network=registries,
             limits=admitted.limits,
-            build_limits=check_limits(tenant.policy, None),
+            build_limits=_build_limits(tenant, admitted.limits),
             secret_env=secrets.in_clear,
             secrets=secrets.outside,
             revision=str(secrets.version),
@@ -262,6 +272,19 @@ class Workspaces:
                 kept = of_config.order_by(table.c.created_at.desc()).limit(MAX_INSTANCES)
                 old = sa.and_(table.c.config == config, table.c.external_id.not_in(kept))
                 await connection.execute(sa.delete(table).where(old))
+
+
+def _build_limits(tenant: Tenant, of_workspace: Limits) -> Limits:
+    """The tenant's own: what is built serves all workspaces. Where there are none that its quota could count, those of
+    the workspace that is built for."""
+    limits = check_limits(tenant.policy, None)
+    quotas = tenant.quotas
+    missing = {
+        quota: getattr(of_workspace, quota)
+        for quota in ("disk_bytes", "cpus")
+        if getattr(quotas, quota) is not None and getattr(limits, quota) is None
+    }
+    return limits.model_copy(update=missing)
 
 
 def _write_plain_bundle(path: Path) -> None:
@@ -360,6 +383,7 @@ class WorkspaceContext:
 
 def _own_tools(context: WorkspaceContext) -> ToolSet:
     """The tools of the vocabularies `coding` and `agent` that work in one sandbox."""
+    from atoll.tools import coding, pool
 
     async def view(sandbox: Sandbox) -> Any:
         return coding.CodingView(sandbox, WORKSPACE)
@@ -384,42 +408,3 @@ def _lazily(tool: Tool, context_in: Callable[[Sandbox], Awaitable[Any]]) -> Tool
         return last_name(args.path)
 
     return replace(tool, handler=handler, serialize_by=tool.serialize_by and key)
-
-
-class SecretRedaction:
-    """Takes the values of secrets out of what comes back from a workspace, where a tool has written one as it is."""
-
-    def __init__(self, secret_env: Mapping[str, SecretStr]) -> None:
-        found = {name: value.get_secret_value() for name, value in secret_env.items()}
-        long = [(name, value) for name, value in found.items() if len(value) >= SHORTEST_REDACTED]
-        spelled = [(name, each) for name, value in long for each in {value, json.dumps(value)[1:-1]}]
-        self._values = sorted(spelled, key=lambda each: -len(each[1]))
-
-    def text(self, text: str) -> str:
-        for name, value in self._values:
-            text = text.replace(value, f"[the secret {name}]")
-        return text
-
-    def result(self, result: ToolResult) -> ToolResult:
-        if not self._values:
-            return result
-        content = (
-            self.text(result.content)
-            if isinstance(result.content, str)
-            else tuple(
-                TextPart(text=self.text(part.text)) if isinstance(part, TextPart) else part for part in result.content
-            )
-        )
-        changed = {"content": content, "structured": self._all(result.structured)}
-        return result.model_copy(update=changed)
-
-    def instance(self, instance: WorkspaceInstance) -> WorkspaceInstance:
-        message = None if instance.message is None else self.text(instance.message)
-        return instance.model_copy(update={"log": self.text(instance.log), "message": message})
-
-    def _all(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(key): self._all(each) for key, each in value.items()}
-        return [self._all(each) for each in value] if isinstance(value, list | tuple) else value

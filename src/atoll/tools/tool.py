@@ -24,6 +24,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 
+from atoll.contract.documented import Documented
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.tools.vocabularies import VOCABULARIES
 
@@ -130,10 +131,10 @@ def nearest(wanted: str, known: Iterable[str]) -> str:
 # ---------------------------------------------------------------------------------------------------------- a tool
 
 
-class Input(BaseModel):
+class Input(Documented):
     """The arguments of a tool. For a field with a default, null means the default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -144,10 +145,10 @@ class Input(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
 
-class Result(StrictModel):
+class Result(Documented):
     """The result of a tool as data. Fields that are None are omitted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="python", exclude_none=True)
@@ -447,7 +448,7 @@ class _BoundTool:
     tool: Tool
     context: ToolContext | None
     queue: KeyedQueue
-    change: Callable[[ToolResult], ToolResult] | None = None
+    change: Callable[[ToolResult], Awaitable[ToolResult]] | None = None
 
 
 @dataclass(frozen=True)
@@ -525,7 +526,7 @@ class ToolSet:
         self._require(names)
         return ToolSet._of(each for name, each in self._bound.items() if name not in names)
 
-    def changing(self, change: Callable[[ToolResult], ToolResult]) -> ToolSet:
+    def changing(self, change: Callable[[ToolResult], Awaitable[ToolResult]]) -> ToolSet:
         """The same tools, each of whose results is passed through `change` before anything else sees it."""
         return ToolSet._of(replace(each, change=change) for each in self._bound.values())
 
@@ -598,7 +599,7 @@ class ToolSet:
         else:
             async with call.ticket:
                 result = await self._handle(call)
-        return result if call.bound.change is None else call.bound.change(result)
+        return result if call.bound.change is None else await call.bound.change(result)
 
     async def _handle(self, call: _PreparedCall) -> ToolResult:
         tool, context = call.bound.tool, call.bound.context

@@ -17,6 +17,9 @@ Messages are lines of JSON on descriptor 3. stdout and stderr are the tools' own
        └─ monitor   one for each call: its time limit, and the end of all that the call has started
           └─ call   the tool
 
+What is not needed by every call is imported where it is used: with runsc, importing `inspect`, `typing`, `traceback`
+and `ctypes` takes half as long as all the rest of a start.
+
 A module that has started threads cannot be forked with them: then monitors are forked by the dispatcher, and each call
 imports its module anew.
 """
@@ -29,12 +32,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
-
-try:
-    import ctypes
-except ImportError:
-    ctypes = None
 
 KINDS = ("text", "image-url", "audio-url", "video-url", "document-url", "web-url", "api-url")
 EXPECTED = (
@@ -44,6 +41,7 @@ EXPECTED = (
 MAX_MESSAGE_CHARS = 8000
 MAX_SOURCES = 5000
 PR_SET_CHILD_SUBREAPER = 36
+CO_VARARGS, CO_VARKEYWORDS, CO_ITERABLE_COROUTINE = 0x4, 0x8, 0x100
 KILL_S = 2.0
 
 
@@ -83,18 +81,35 @@ def cut(text, most=MAX_MESSAGE_CHARS):
 
 
 def load(entrypoint):
-    import importlib
-
     module, _, function = entrypoint.partition(":")
-    found = getattr(importlib.import_module(module), function, None)
+    __import__(module)
+    found = getattr(sys.modules[module], function, None)
     if not callable(found):
         raise ImportError("the module {} has no function {}".format(module, function))
     return found
 
 
+def takes_one_dict(function):
+    """Whether a function plainly takes all arguments as one dict, so that nothing has to be imported to know it."""
+    if type(function) is not type(takes_one_dict) or hasattr(function, "__wrapped__"):
+        return False
+    code = function.__code__
+    if code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        return False
+    try:
+        hint = function.__annotations__.get(code.co_varnames[0], dict)
+    except Exception:  # a name that is only there for type checkers
+        return False
+    if isinstance(hint, str):
+        return hint.partition("[")[0] == "dict"
+    return (getattr(hint, "__origin__", None) or hint) is dict
+
+
 def call(function, args):
     """Call a function with the arguments of a call: as one dict, as the one object that it takes, or by name. The same
     decision as in `schemas.py`."""
+    if takes_one_dict(function):
+        return function(args)
     import inspect
 
     try:
@@ -183,13 +198,11 @@ def make_call(request, result_bytes):
     try:
         function = load(request["entrypoint"])
     except BaseException as error:
-        traceback.print_exc()
+        print_traceback()
         return {"kind": "import", "message": "its module cannot be imported: " + words(error)}
     try:
-        import inspect
-
         value = call(function, request["args"])
-        if inspect.isawaitable(value):
+        if is_awaitable(value):
             import asyncio
 
             value = asyncio.run(awaited(value))
@@ -198,7 +211,7 @@ def make_call(request, result_bytes):
         kind = "arguments" if isinstance(error, WrongArguments) else "shape"
         return {"kind": kind, "message": str(error)}
     except BaseException as error:
-        traceback.print_exc()
+        print_traceback()
         return {"kind": "raised", "message": words(error)}
     size = len(encoded(answer))
     if size > result_bytes:
@@ -207,8 +220,20 @@ def make_call(request, result_bytes):
     return answer
 
 
+def is_awaitable(value):
+    """As `inspect.isawaitable`."""
+    flags = getattr(getattr(value, "gi_code", None), "co_flags", 0)
+    return hasattr(value, "__await__") or bool(flags & CO_ITERABLE_COROUTINE)
+
+
 async def awaited(value):
     return await value
+
+
+def print_traceback():
+    import traceback
+
+    traceback.print_exc()
 
 
 # ---------------------------------------------------------------------------------------------------------- a monitor
@@ -217,8 +242,7 @@ async def awaited(value):
 def monitor(connection, cwd, result_bytes):
     """Run one call in a process below this one. Its request comes from `connection`, and its answer goes there."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if ctypes is not None:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     buffer = bytearray()
     while b"\n" not in buffer:
         data = connection.recv(1 << 20)
@@ -240,6 +264,16 @@ def monitor(connection, cwd, result_bytes):
         connection.sendall(encoded(answer))
     connection.close()
     end_child(child)
+
+
+def become_subreaper():
+    """Make orphans below this process its children. It is not inherited."""
+    try:
+        import _ctypes  # what `ctypes` adds to it takes as long again to import
+    except ImportError:
+        return
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+    _ctypes.call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def end_child(child):
@@ -371,18 +405,24 @@ def descendants():
 def template(control, tools, cwd, result_bytes):
     """Import all tools, then fork a monitor for each connection that comes on `control`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    import inspect  # noqa: F401 - what calls need, imported once for all of them
-    import threading
-    import typing  # noqa: F401
-
     for each in tools:
         control.sendall(encoded({"importing": each["name"]}))
         try:
-            load(each["entrypoint"])
+            if not takes_one_dict(load(each["entrypoint"])):  # what its calls need, imported once for all of them
+                import inspect  # noqa: F401
+                import typing  # noqa: F401
         except BaseException:
+            import traceback
+
             message = cut(traceback.format_exc())
             control.sendall(encoded({"tool": each["name"], "message": message}))
-    control.sendall(encoded({"ready": True, "threads": threading.active_count() > 1}))
+    try:
+        import _ctypes  # noqa: F401 - as monitors need it
+    except ImportError:
+        pass
+    threading = sys.modules.get("threading")
+    has_threads = threading is not None and threading.active_count() > 1
+    control.sendall(encoded({"ready": True, "threads": has_threads}))
     while True:
         data, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(4))
         if not data:
@@ -407,7 +447,7 @@ def fork(work, closed):
         work()
         status = 0
     except BaseException:
-        traceback.print_exc()
+        print_traceback()
     finally:
         try:
             sys.stderr.flush()

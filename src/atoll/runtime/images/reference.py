@@ -1,4 +1,4 @@
-"""Image references: `host`, a path of this machine, or a name in a registry.
+"""Image references: `host`, a path of this machine, a template, or a name in a registry.
 
 Owns how they are written. Not here: whether there is such an image (`store.py`). Used by the image store, exports, warm
 pools and tools.
@@ -13,14 +13,16 @@ from typing import Literal, get_args
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.frozen import Frozen
+from atoll.contract.names import TEMPLATE_PREFIX, split_template
 
 PathKind = Literal["dir", "tar", "oci", "oci-archive", "docker-archive"]
-ImageKind = Literal["host", "registry"] | PathKind
+ImageKind = Literal["host", "registry", "template"] | PathKind
 
 HOST = "host"
 RULE = (
-    "'host', 'dir:/a/root/file/system', 'tar:/a/root/file/system.tar', an OCI layout 'oci:/path[:tag]', or the name of "
-    "an image in a registry, such as 'python:3.12' or 'ghcr.io/owner/name@sha256:…'"
+    "'host', 'dir:/a/root/file/system', 'tar:/a/root/file/system.tar', an OCI layout 'oci:/path[:tag]', a template "
+    "'template:NAME[:TAG]', or the name of an image in a registry, such as 'python:3.12' or "
+    "'ghcr.io/owner/name@sha256:…'"
 )
 
 _DOMAIN = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?")
@@ -66,6 +68,8 @@ class ImageReference(Frozen):
         """
         if text == HOST:
             return cls(kind="host", name=HOST)
+        if text.startswith(TEMPLATE_PREFIX):
+            return cls(kind="template", name="{}{}:{}".format(TEMPLATE_PREFIX, *split_template(text)))
         for kind in _PATH_KINDS:
             if text.startswith(f"{kind}:"):
                 return cls._parse_path(kind, text.removeprefix(f"{kind}:"))

@@ -149,7 +149,7 @@ class ImageStore:
                 `unauthorised`, `unreachable`, `tool_missing`, `too_large`, `disk_full`, `malformed`, … ;
                 `details["available"]` are the images that are present.
         """
-        wanted = ImageReference.parse(reference)
+        wanted = _parse_image(reference)
         if wanted.kind == "host":
             return self._host_layers(await self._host(progress))
         if wanted.kind == "dir":
@@ -198,7 +198,7 @@ class ImageStore:
         Raises:
             InvalidRequest, ImageUnavailable: as `resolve`.
         """
-        wanted = ImageReference.parse(reference)
+        wanted = _parse_image(reference)
         if wanted.kind == "host":
             return _host_image(await self._host(progress))
         if wanted.kind == "dir":
@@ -666,6 +666,20 @@ def _described(wanted: ImageReference, digest: str, size_bytes: int, configurati
         entrypoint=process.entrypoint,
         command=process.command,
     )
+
+
+def _parse_image(reference: str) -> ImageReference:
+    """
+    Raises:
+        InvalidRequest: it is not the reference of an image.
+    """
+    wanted = ImageReference.parse(reference)
+    if wanted.kind == "template":
+        raise InvalidRequest(
+            f"{reference!r} is a template, of which a sandbox can be created; here only images can be used",
+            image=reference,
+        )
+    return wanted
 
 
 def _host_image(skeleton: host.Skeleton) -> ImageInfo:

@@ -161,6 +161,15 @@ class Lifecycle:
         """The processes in a sandbox that wait with epoll, which some versions of gVisor cannot save."""
         self._volumes = volumes
         self._live_commands = live_commands
+        self._begun: dict[str, int] = {}
+        """The runs that this process has started without processes, of sandboxes with a start command."""
+
+    def take_begun(self, id: str) -> SandboxSpec | None:
+        """The spec of a sandbox whose start command is to be run: this process has started it, without saved processes.
+        It is said once."""
+        run = self._begun.pop(id, None)
+        manifest = self._store.read(id) if run is not None else None
+        return manifest.spec if manifest is not None and manifest.run == run else None
 
     async def start(
         self, manifest: Manifest, driver: Driver, memory: ProcessImage | None = None, *, wait_ready: bool = False
@@ -303,6 +312,8 @@ class Lifecycle:
                 # As it was before, except for the number of the run, which must not be used again.
                 self._write(manifest, run=begun.run, state=asleep)
             raise
+        if saved is None and manifest.spec.start_command:
+            self._begun[manifest.id] = begun.run
         with contextlib.suppress(OSError):  # on a full disk it runs all the same
             return self._write(begun, state="running")
         return begun
@@ -551,12 +562,13 @@ class Lifecycle:
     # ---- checkpoints ----
 
     async def checkpoint(
-        self, id: str, label: str | None, *, keep: bool = True, move: bool = False
+        self, id: str, label: str | None, *, keep: bool = True, move: bool = False, ends: bool = False
     ) -> CheckpointRecord:
         """Make a checkpoint of the sandbox as it is now. Its processes are frozen, or saved and restarted, meanwhile.
 
         Without `keep` the record is not written: it is valid as long as the caller holds the lock of the layers. With
-        `move`, another checkpoint of the sandbox that has the label loses it.
+        `move`, another checkpoint of the sandbox that has the label loses it. With `ends`, the sandbox is shut down
+        first, whatever runs in it: the checkpoint has neither processes nor a network policy.
 
         Raises:
             CheckpointExists: another checkpoint of the sandbox has the label.
@@ -573,6 +585,9 @@ class Lifecycle:
             new_id = self._checkpoints.new_id()
             saved = self._checkpoints.directory(new_id) / "memory"
             running = await self._runs(manifest, driver)
+            if ends and running:
+                await self._end(manifest, driver, "shutdown")
+                manifest, running = self._read(id), False
             asleep = directory / manifest.memory if manifest.memory and not running else None
             with_memory = asleep is not None or (running and driver.capabilities.memory_checkpoint)
             parent = manifest.checkpoint
@@ -617,7 +632,7 @@ class Lifecycle:
                     runtime=manifest.runtime,
                     image=manifest.spec.image,
                 ),
-                spec=manifest.spec,
+                spec=manifest.spec.model_copy(update={"network": None, "indexes": None}) if ends else manifest.spec,
                 **{**manifest.resolved(), "layers": stack},
             )
             if keep:

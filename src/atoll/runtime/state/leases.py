@@ -5,7 +5,8 @@ Not here: what a session is for (`sandbox_pool.py`), and how its sandboxes are d
 engine.
 
     temporary-leases/<session>  locked by the process that uses it. A lease that is not locked is abandoned: its process
-                                died, and the session is ended at the next recovery
+                                died, and the session is ended at the next recovery. Empty, or it says that the
+                                session's checkpoints stay
     leases/<session>            locked, shared, by all processes that use a session that is kept. One that is not locked
                                 means nothing
 
@@ -27,6 +28,8 @@ from atoll.contract.model import Checkpoint
 from atoll.drivers.locks import is_held, lock_within, open_lock
 from atoll.runtime.state.namespaces import entry_of, split_entry
 
+_KEEPS = b"checkpoints stay\n"
+"""In the lease of a session whose checkpoints outlive it."""
 _LOCK_TIMEOUT_S = 1.0
 """Recovery in another process holds a lease for a moment, to test whether it is abandoned."""
 
@@ -56,14 +59,17 @@ class SessionLeases:
         self._delete = delete
 
     @contextlib.asynccontextmanager
-    async def temporary(self, session: str) -> AsyncIterator[None]:
-        """Use a session alone. When the context ends, or this process, its sandboxes and checkpoints are removed.
+    async def temporary(self, session: str, *, keeps_checkpoints: bool = False) -> AsyncIterator[None]:
+        """Use a session alone. When the context ends, or this process, its sandboxes are removed, and their checkpoints
+        unless it keeps them.
 
         Raises:
             SandboxError: another process uses it, or a part of it could not be removed; recovery tries that again.
         """
         entry = entry_of(self._namespace, session)
         async with self._leased(self._root / entry, _LOCK_TIMEOUT_S):
+            if keeps_checkpoints:
+                (self._root / entry).write_bytes(_KEEPS)
             try:
                 yield
             finally:
@@ -119,7 +125,10 @@ class SessionLeases:
         """Destroy its sandboxes and delete their checkpoints. A failure does not prevent the removal of the others."""
         namespace, session = split_entry(entry)
         prefix = f"{session}."
-        checkpoints = [each.id for each in self._checkpoints(namespace) if each.sandbox.startswith(prefix)]
+        keeps = (self._root / entry).stat().st_size > 0
+        checkpoints = [
+            each.id for each in self._checkpoints(namespace) if not keeps and each.sandbox.startswith(prefix)
+        ]
         ends: list[Callable[[], Awaitable[object]]] = [
             partial(self._destroy, namespace, name) for name in self._names(namespace) if name.startswith(prefix)
         ]

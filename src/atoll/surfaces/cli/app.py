@@ -31,6 +31,8 @@ MODULES = {
     "checkpoints": ("checkpoint", "checkpoints", "restore", "fork", "export", "import"),
     "network": ("network", "audit", "expose", "forward"),
     "images": ("images",),
+    "build": ("build",),
+    "templates": ("templates",),
     "volumes": ("volumes",),
     "storage": ("storage",),
     "agent": ("agent",),

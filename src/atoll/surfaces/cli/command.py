@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import cache
 from types import CoroutineType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from atoll import state_directory
 from atoll.contract.errors import CallerError, InvalidRequest, install_extra
@@ -26,6 +26,7 @@ from atoll.surfaces.cli.grammar import Option, Parameter, Parser, UsageError, pa
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from atoll.runtime.engine import LocalEngine
     from atoll.runtime.interface import Engine
     from atoll.server.server import Server
     from atoll.settings import Settings
@@ -145,6 +146,15 @@ class CommandContext:
         from atoll.runtime.engine import open as open_engine
 
         return open_engine(self.state_dir, namespace=namespace or self.namespace, settings=settings)
+
+    def open_local_engine(self) -> AbstractAsyncContextManager[LocalEngine]:
+        """As `open_engine`, for a command that works on this machine alone.
+
+        Raises:
+            InvalidRequest: ATOLL_URL names a server.
+        """
+        self.require_local()
+        return cast("AbstractAsyncContextManager[LocalEngine]", self.open_engine())
 
     def open_server(self) -> AbstractAsyncContextManager[Server]:
         """The data of a server over the state directory, which need not run. Its first start still makes the first key.

@@ -75,7 +75,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         Option(
             "--image",
             metavar="REF",
-            help="The image: host, dir:PATH, tar:PATH, or a reference to a registry such as python:3.12."
+            help="The image: host, dir:PATH, tar:PATH, template:NAME, or a reference to a registry such as python:3.12."
             "  [default: $ATOLL_IMAGE, else host]",
             completes="image",
         ),

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 
 import anyio
 
-from atoll.agents.loop import (
+from atoll.agents.events import (
     AgentEvent,
-    Answer,
     RetryEvent,
     TextEvent,
     ThinkingEvent,
@@ -35,6 +34,7 @@ from atoll.agents.loop import (
     ToolResultEvent,
     UsageEvent,
 )
+from atoll.agents.loop import Answer
 from atoll.code.results import CallRecord
 from atoll.surfaces.cli import render, terminal
 from atoll.tools.tasks import TaskEvent

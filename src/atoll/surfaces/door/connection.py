@@ -31,7 +31,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
 from atoll.surfaces.door.answers import error_bytes
-from atoll.surfaces.door.heads import MAX_HEAD_BYTES, RequestHead, RequestRefused, parse_head
+from atoll.surfaces.door.heads import MAX_HEAD_BYTES, RequestHead, RequestRefused, check_beginning, parse_head
 
 KEEP_ALIVE_S = 30
 """For the next request on a connection."""
@@ -49,6 +49,8 @@ CONTROL_FRAMES_PER_S = 64
 """Pings, pongs and empty fragments. A connection with more is closed."""
 MESSAGES_PER_S = 4000
 """A connection with more is read more slowly."""
+DISCONNECT = "atoll.disconnect"
+"""An extension of ASGI: a function that ends the connection, so that a response is seen to be cut off."""
 _SLICE_BYTES = 16 * 1024
 _MAX_QUEUED_MESSAGES = 64
 _LINGER_S = 1.0
@@ -217,6 +219,7 @@ class DoorProtocol(HttpToolsProtocol):
                 raise RequestRefused(431, "headers_too_large", message)
             if b"\n\n" in self._buffer:
                 raise RequestRefused(400, "invalid_request", "malformed HTTP request: a line does not end with CR LF")
+            check_beginning(bytes(self._buffer[:64]))
             return None
         return parse_head(bytes(self._buffer[: end + 4]))
 
@@ -306,6 +309,7 @@ class DoorProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._overrun:
             self._head_done = True
+            self.scope["extensions"] = {DISCONNECT: self.transport.abort}
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -17,6 +17,8 @@ MAX_HEADERS = 100
 MAX_TARGET_BYTES = 16 * 1024
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
+_BEGINNING = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{0,32}(?: |\r?\Z)")
+_TLS_HANDSHAKE = b"\x16\x03"
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _HOST = re.compile(rb"([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(/[^#]*|\?[^#]*)?")
@@ -101,6 +103,18 @@ class RequestHead:
         websocket = upgrade and self.wants_websocket
         lines += [b"%s: %s\r\n" % each for each in self.headers if websocket or each[0] != b"upgrade"]
         return b"".join([*lines, b"\r\n"])
+
+
+def check_beginning(data: bytes) -> None:
+    """Refuse at once what begins as no head does: no more of it has to be waited for.
+
+    Raises:
+        RequestRefused: it is TLS, or not HTTP.
+    """
+    if data.startswith(_TLS_HANDSHAKE):
+        raise _malformed("it is TLS, and this port is plain HTTP; use http://, or serve with a certificate")
+    if not _BEGINNING.match(data):
+        raise _malformed("it does not begin with a method")
 
 
 def parse_head(data: bytes) -> RequestHead:

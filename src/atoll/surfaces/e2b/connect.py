@@ -24,8 +24,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from atoll.contract.errors import AtollError
+from atoll.contract.errors import AtollError, SandboxDied, SandboxNotFound
 from atoll.runtime.sandbox import Sandbox
+from atoll.surfaces.door.connection import DISCONNECT
 from atoll.surfaces.e2b.control import E2bBody, require_known
 from atoll.surfaces.rest.errors import answer_to, request_id
 
@@ -222,7 +223,11 @@ def frame(message: RpcMessage, flag: int = 0) -> bytes:
 async def _stream(
     method: RpcServerStream, call: RpcCall, message: bytes | RpcError, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Send what a method yields. A client that leaves cancels it."""
+    """Send what a method yields. A client that leaves cancels it.
+
+    If the sandbox ends meanwhile, the response is cut off, as when E2B's daemon ends with its sandbox: SDKs ask for the
+    sandbox's health then, and say that it is gone.
+    """
     headers = [(b"content-type", STREAM_TYPE.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     last: RpcMessage = {}
@@ -242,6 +247,12 @@ async def _stream(
             async with aclosing(method(call, message)) as events:
                 async for event in events:
                     await send({"type": "http.response.body", "body": frame(event), "more_body": True})
+        except (SandboxDied, SandboxNotFound):
+            disconnect = scope["extensions"][DISCONNECT]
+            disconnect()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
         except (AtollError, RpcError, HTTPException, TimeoutError) as error:
             said = rpc_error(error, request_id(scope))
             last = {"error": {"code": said.code, "message": said.message}}

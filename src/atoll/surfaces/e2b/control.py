@@ -27,7 +27,7 @@ from atoll.surfaces.rest.errors import answer_to, request_id
 ControlHandler = Callable[[Request, Caller], Awaitable[Response]]
 Body = TypeVar("Body", bound="E2bBody")
 _CONFLICTS = frozenset({"idempotency_mismatch", "outcome_unknown"})
-_MISSING = frozenset({"checkpoint_not_found", "image_unavailable"})
+_MISSING = frozenset({"checkpoint_not_found", "image_unavailable", "template_not_found"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 

@@ -48,8 +48,10 @@ from atoll.surfaces.e2b.processes import ProcessService
 from atoll.surfaces.e2b.record import E2bRecord
 from atoll.surfaces.e2b.sandboxes import SandboxRoutes, port_domain, resume, state_of
 from atoll.surfaces.e2b.snapshots import SnapshotRoutes
+from atoll.surfaces.e2b.templates import TemplateRoutes
 from atoll.surfaces.e2b.tokens import SandboxTokens, public_id, sandbox_id
 from atoll.surfaces.e2b.transfer import FileTransfer
+from atoll.surfaces.e2b.watches import WatchService
 from atoll.surfaces.rest.errors import request_id
 
 ID_HEADER = "e2b-sandbox-id"
@@ -82,12 +84,12 @@ class E2bSurface:
         accounts = SandboxAccounts()
         self._processes = ProcessService()
         self._filesystem = FilesystemService(accounts)
-        self._rpc = self._processes.methods() | self._filesystem.methods()
+        self._watches = WatchService(accounts, self._filesystem)
+        self._rpc = self._processes.methods() | self._filesystem.methods() | self._watches.methods()
         self._interpreter = CodeInterpreter(accounts)
         self._files = FileTransfer(self._tokens, accounts, self._filesystem)
-        self._control = Starlette(
-            routes=control_routes(self._tokens, self._sandboxes), exception_handlers={Exception: _failed}
-        )
+        routes = [*TemplateRoutes(self._tokens).upload_routes(), *control_routes(self._tokens, self._sandboxes)]
+        self._control = Starlette(routes=routes, exception_handlers={Exception: _failed})
         self._control.state.server = server
 
     @property
@@ -106,7 +108,7 @@ class E2bSurface:
             yield
         finally:
             self._processes.aclose()
-            self._filesystem.aclose()
+            self._watches.aclose()
             await self._interpreter.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -311,4 +313,4 @@ def control_routes(tokens: SandboxTokens, sandboxes: SandboxRoutes | None = None
         route("/{path:path}", method, "unsupported", "sandboxes:read", not_supported("this call is"))
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
     ]
-    return [*sandboxes.routes(), *SnapshotRoutes(sandboxes).routes(), *unsupported]
+    return [*sandboxes.routes(), *TemplateRoutes(tokens).routes(), *SnapshotRoutes(sandboxes).routes(), *unsupported]

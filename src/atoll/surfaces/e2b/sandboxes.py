@@ -29,9 +29,11 @@ from atoll.contract.errors import (
     Forbidden,
     InvalidRequest,
     SandboxNotFound,
+    TemplateNotFound,
     Unenforceable,
 )
 from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, SandboxInfo
+from atoll.contract.names import DEFAULT_TAG as TAG, TEMPLATE_PREFIX, split_template
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_inherited, check_network, check_ttl
 from atoll.server.previews import PreviewAddress
@@ -43,13 +45,13 @@ from atoll.surfaces.e2b.record import E2bRecord
 from atoll.surfaces.e2b.tokens import SandboxTokens, public_id, sandbox_id
 from atoll.surfaces.rest.caller import Caller
 from atoll.surfaces.rest.idempotent import once
-from atoll.surfaces.rest.sandboxes import describe, effective_limits, find_checkpoint, reserved
+from atoll.surfaces.rest.sandboxes import begun_as, describe, effective_limits, find_checkpoint, reserved
 
 ENVD_VERSION = "0.6.13"
 """The version of E2B's daemon that this surface behaves as. SDKs switch features off for older ones."""
 TEMPLATES = ("base", "code-interpreter-v1")
 """Exist from the start: the server's default image."""
-DEFAULT_TAG = ":default"
+DEFAULT_TAG = f":{TAG}"
 PAUSED = frozenset({"paused", "sleeping", "shutdown"})
 _MAX_PAGE = 100
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
@@ -76,6 +78,8 @@ class CreateBody(E2bBody):
     allow_internet_access: bool | None = Field(default=None, alias="allow_internet_access")
     network: NetworkBody | None = None
     volume_mounts: list[VolumeMountBody] | None = Field(default=None, max_length=16)
+    mcp: dict[str, Any] | None = None
+    """For E2B's statistics. The SDK itself starts the gateway in the sandbox, if the image has one."""
 
 
 class TimeoutBody(E2bBody):
@@ -184,7 +188,10 @@ class SandboxRoutes:
         mounts = [Mount(source=f"volume:{each.name}", target=each.path) for each in body.volume_mounts or ()]
         ttl_s = max(1, min(timeout_s, policy.max_ttl_s or timeout_s))
         if checkpoint is None:
-            admitted = check_create(policy, image=image, mounts=mounts, network=network, ttl_s=ttl_s)
+            begun = await begun_as(caller, image, None, None)
+            admitted = check_create(
+                policy, image=image, mounts=mounts, network=network, limits=begun[0], runtime=begun[1], ttl_s=ttl_s
+            )
             limits = effective_limits(caller, admitted.limits, admitted.runtime)
         else:
             if mounts:
@@ -459,6 +466,8 @@ async def template(caller: Caller, wanted: str) -> tuple[str, Checkpoint | None]
     name = wanted.removesuffix(DEFAULT_TAG)
     if name in TEMPLATES:
         return caller.engine.default_image, None
+    if (built := await find_template(caller, wanted)) is not None:
+        return built, None
     for each in (name, wanted):
         try:
             found = await find_checkpoint(caller, each)
@@ -466,6 +475,28 @@ async def template(caller: Caller, wanted: str) -> tuple[str, Checkpoint | None]
             continue
         return found.image, found
     return wanted, None
+
+
+async def find_template(caller: Caller, wanted: str) -> str | None:
+    """The image that a template's name means for the engine. None: the tenant has no such template."""
+    try:
+        name, tag = split_name(wanted)
+        reference = f"{TEMPLATE_PREFIX}{name}:{tag or TAG}"
+        await caller.engine.templates.version(reference)
+    except (InvalidRequest, TemplateNotFound):
+        return None
+    return reference
+
+
+def split_name(wanted: str) -> tuple[str, str | None]:
+    """The name and the tag of `NAME`, `NAME:TAG`, or either after a team's name.
+
+    Raises:
+        InvalidRequest: it is not a name.
+    """
+    plain = wanted.rpartition("/")[2]
+    name, tag = split_template(plain)
+    return name, tag if ":" in plain else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- life

@@ -1,7 +1,7 @@
 """Snapshots and forks of E2B's control plane, as checkpoints and forks of the engine.
 
 Owns their ids: a snapshot is called by the checkpoint's id, or by the label that it was given as a name, each with the
-tag `default`; both can be used as a template. Not here: templates that are built, which answer 501.
+tag `default`; both can be used as a template. Not here: templates that are built (`templates.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from atoll.builds.layers import is_layer
 from atoll.contract.errors import AtollError, CheckpointNotFound, Forbidden, InvalidRequest
 from atoll.contract.model import MAX_TTL_S, Checkpoint
 from atoll.contract.names import is_name
@@ -26,6 +27,7 @@ from atoll.surfaces.e2b.sandboxes import (
     SandboxRoutes,
     describe_all,
     find,
+    find_template,
     page,
     set_timeout,
 )
@@ -89,7 +91,7 @@ class SnapshotRoutes:
 
     async def _list(self, request: Request, caller: Caller) -> Response:
         query = request.query_params
-        found = [each for each in await caller.engine.checkpoints() if each.reason is None]
+        found = [each for each in await caller.engine.checkpoints() if each.reason is None and not is_layer(each)]
         if (wanted := query.get("sandboxID")) is not None:
             found = [each for each in found if public_id(each.sandbox_id) == wanted]
         if (name := query.get("name")) is not None:
@@ -103,6 +105,9 @@ class SnapshotRoutes:
         name = wanted.removesuffix(DEFAULT_TAG)
         if name in TEMPLATES:
             raise Forbidden(f"the template {name!r} is the server's, and cannot be deleted")
+        if await find_template(caller, wanted) is not None:
+            await caller.engine.templates.remove(wanted.rpartition("/")[2])
+            return Response(status_code=204)
         try:
             found = await find_checkpoint(caller, name)
         except CheckpointNotFound:

@@ -24,7 +24,7 @@ _SANDBOX = re.compile(r"atoll([0-9a-f]{16})")
 _KEY_FILE = "e2b.key"
 _KEY_BYTES = 32
 SignedOperation = Literal["read", "write"]
-Purpose = Literal["envd", "traffic"]
+Purpose = Literal["envd", "traffic", "upload"]
 
 
 def public_id(id: str) -> str:
@@ -70,7 +70,7 @@ class SandboxTokens:
         return cls(_read_key(path))
 
     def of(self, id: str, purpose: Purpose = "envd") -> str:
-        """The token of a sandbox, for its own plane or for its ports."""
+        """The token of a sandbox, for its own plane or for its ports; or the signature of a link to upload files."""
         return hmac.new(self._key, f"{purpose}:{id}".encode(), hashlib.sha256).hexdigest()
 
     def matches(self, id: str, given: str, purpose: Purpose = "envd") -> bool:

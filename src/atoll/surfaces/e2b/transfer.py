@@ -149,16 +149,16 @@ class FileTransfer:
         # Who may write is found out before the bytes are passed on: they come once.
         await self._filesystem.make_parents(sandbox, target, user)
         writer = await as_user(user, lambda who: _may_write(sandbox, target, who))
-        await sandbox.files.write_bytes(target, _behind(bytes(head), chunks), user=writer)
+        await sandbox.files.write_bytes(target, _behind(bytes(head), chunks), atomic=False, user=writer)
         await _give(sandbox, target, writer, user)
         return _stored(target)
 
     async def _store_small(self, sandbox: Sandbox, target: str, data: bytes, user: str | None) -> None:
         try:
-            await sandbox.files.write_bytes(target, data, user=user)
+            await sandbox.files.write_bytes(target, data, atomic=False, user=user)
         except PermissionDenied:
             await self._filesystem.make_parents(sandbox, target, user)
-            await sandbox.files.write_bytes(target, data, user=ROOT)
+            await sandbox.files.write_bytes(target, data, atomic=False, user=ROOT)
             await _give(sandbox, target, ROOT, user)
 
     # ------------------------------------------------------------------------------------------------------- others
@@ -214,7 +214,7 @@ async def _may_write(sandbox: Sandbox, path: str, user: str | None) -> str | Non
     if await sandbox.files.exists(path, user=user):
         await sandbox.files.write_bytes(path, b"", append=True, user=user)
     else:
-        await sandbox.files.write_bytes(path, b"", parents=False, user=user)
+        await sandbox.files.write_bytes(path, b"", atomic=False, parents=False, user=user)
     return user
 
 

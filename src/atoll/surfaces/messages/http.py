@@ -324,10 +324,8 @@ def _translated(error: Exception) -> ApiError:
     if isinstance(error, ModelUnavailable):
         _log.warning("the model is not available: %s", error.message)
         return ApiError(529, "the model is not available now; try again later")
-    cause = error.__cause__
-    if isinstance(error, ModelFailed) and isinstance(
-        cause, exceptions.ModelContextWindowExceededError | exceptions.ModelRequestRejectedError
-    ):
+    is_missing = isinstance(error.__cause__, exceptions.ModelNotFoundError)  # clients do not choose the model
+    if isinstance(error, ModelFailed) and models.is_of_request(error) and not is_missing:
         return ApiError(400, error.message)
     if isinstance(error, AtollError) and not isinstance(error, ModelFailed) and door.status_of(error) < 500:
         _log.warning("a request failed: %s", error.message)

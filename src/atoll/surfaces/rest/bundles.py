@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from atoll.bundles.archive import MAX_BUNDLE_BYTES
+from atoll.contract.documented import Documented
 from atoll.contract.errors import InvalidRequest
 from atoll.server.bundles import StoredBundle
 from atoll.surfaces.door.middleware import BodyTooLarge
@@ -27,10 +28,10 @@ MEDIA_TYPES = ("application/gzip", "application/x-gzip", "application/octet-stre
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/gzip": BINARY}}}
 
 
-class UploadedBundle(BaseModel):
+class UploadedBundle(Documented):
     """What a config names: `nap-bundle://<bundle_id>` and the digest."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     bundle_id: str = Field(examples=["bdl_5b1f0c9e7d2a4f6380c1e2d3"])
     sha256: str = Field(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])

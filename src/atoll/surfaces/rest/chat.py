@@ -10,18 +10,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from fastapi import APIRouter, Header, Path, Request
 from fastapi.responses import Response
 from pydantic import Field, model_validator
-from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 
-from atoll.agents.loop import tool_return
 from atoll.bundles.results import MAX_PARTS, PartKind, read_result
 from atoll.contract.errors import Conflict, InvalidRequest
-from atoll.server.chat import ChatAnswer, ChatInput, TurnRun
-from atoll.server.conversations import ChatTurn
+from atoll.server.turns import ChatAnswer, ChatInput, ChatTurn
 from atoll.surfaces.rest.caller import ApiRoute, Caller
 from atoll.surfaces.rest.configs import ConfigPath
 from atoll.surfaces.rest.conversations import Chatter
@@ -30,6 +27,11 @@ from atoll.surfaces.rest.event_stream import MEDIA_TYPE, EventStream, ServerEven
 from atoll.surfaces.rest.exec import CLIENT_LEFT, until_left, wants_events
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
 from atoll.surfaces.rest.pages import JsonBody, RequestBody, answer
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ToolReturnPart
+
+    from atoll.server.chat import TurnRun
 
 MAX_MESSAGE_CHARS = 1_000_000
 MAX_PART_CHARS = 8_000_000
@@ -208,6 +210,10 @@ def _input(body: ChatBody) -> ChatInput:
 
 
 def _result(given: ToolResultInput) -> ToolReturnPart:
+    from pydantic_ai.messages import ToolCallPart
+
+    from atoll.agents.loop import tool_return
+
     if isinstance(given.content, str):
         message: dict[str, Any] = {"text": given.content}
     else:

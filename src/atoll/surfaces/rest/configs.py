@@ -73,12 +73,17 @@ class ConfigCreate(AgentDefinition):
     replaced in requests to these only. Written only: no answer shows them."""
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """What is left out is kept as it is: it does not become the default."""
+    schema.pop("default", None)
+
+
 class ConfigUpdate(RequestBody):
     """What is left out stays as it is; what is given is replaced as a whole, but for secrets."""
 
-    name: str | None = Field(default=None, pattern=r"^[^\x00-\x1f\x7f]{1,100}$")
-    agent_type: AgentType | None = None
-    system_prompt: str | None = Field(default=None, max_length=MAX_PROMPT_CHARS)
+    name: str = Field(default="", pattern=r"^[^\x00-\x1f\x7f]{1,100}$", json_schema_extra=_without_default)
+    agent_type: AgentType = Field(default="client-side", json_schema_extra=_without_default)
+    system_prompt: str = Field(default="", max_length=MAX_PROMPT_CHARS, json_schema_extra=_without_default)
     template_vars: dict[str, str] | None = Field(default=None, max_length=64)
     model: ModelChoice | None = Field(default=None, alias="model_config")
     """Null: the server's own model."""
@@ -160,8 +165,6 @@ async def update(
     known = body.version if if_match is None else _version(if_match)
     fields = body.model_fields_set - {"workspace_secrets", "version"}
     changes = {("model_config" if name == "model" else name): getattr(body, name) for name in fields}
-    if wrong := [name for name in ("name", "agent_type", "system_prompt") if changes.get(name, "") is None]:
-        raise InvalidRequest(f"{wrong[0]}: it cannot be null; leave it out to keep it as it is")
     for name, empty in (("template_vars", {}), ("tools_config", []), ("budget", AgentBudget())):
         if name in changes and changes[name] is None:
             changes[name] = empty
@@ -175,6 +178,7 @@ async def update(
 @router.delete("/{config}", status_code=204, operation_id="configs_delete", responses=failures(404, 409))
 async def delete(caller: AgentWriter, config: ConfigPath) -> Response:
     """Delete an agent config with its versions, its workspace and its conversations. Turns under way are cancelled."""
+    await caller.server.load_chat()
     await caller.server.chat.delete_config(caller.tenant.name, config)
     return Response(status_code=204)
 

@@ -9,15 +9,25 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
+from starlette.requests import HTTPConnection
 
-from atoll.server.conversations import ChatMessage, ChatTurn, Conversation
+from atoll.server.turns import ChatMessage, ChatTurn, Conversation
 from atoll.surfaces.rest.caller import ApiRoute, Caller, requires
 from atoll.surfaces.rest.errors import failures
 from atoll.surfaces.rest.pages import AfterNumber, Limit, Page, answer, page
 from atoll.tools.tool import StrictModel
 
 router = APIRouter(prefix="/api/v1/conversations", tags=["chat"], route_class=ApiRoute)
-Chatter = Annotated[Caller, Depends(requires("chat"))]
+_may_chat = requires("chat")
+
+
+async def _chatting(connection: HTTPConnection) -> Caller:
+    caller = await _may_chat(connection)
+    await caller.server.load_chat()
+    return caller
+
+
+Chatter = Annotated[Caller, Depends(_chatting)]
 ConversationPath = Annotated[str, Path(description="The id of a conversation.", max_length=64)]
 
 

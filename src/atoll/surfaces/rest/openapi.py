@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from atoll.surfaces.rest.errors import REQUEST_ID_HEADER
+from atoll.surfaces.rest.errors import REQUEST_ID_HEADER, ErrorBody
 from atoll.surfaces.rest.event_stream import MEDIA_TYPE, STREAMED
 
 _SCHEMES = {
@@ -82,6 +82,8 @@ def install(app: FastAPI) -> None:
 
 def _amended(document: dict[str, Any]) -> dict[str, Any]:
     components = document.setdefault("components", {})
+    schemas = {**components["schemas"], ErrorBody.__name__: ErrorBody.model_json_schema()}
+    components["schemas"] = dict(sorted(schemas.items()))
     components["securitySchemes"] = _SCHEMES
     components["headers"] = {REQUEST_ID_HEADER: _REQUEST_ID}
     components["parameters"] = {"Tenant": _TENANT}

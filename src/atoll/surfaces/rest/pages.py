@@ -18,6 +18,7 @@ from pydantic.config import JsonDict
 from pydantic_core import core_schema, to_json
 from starlette.responses import Response
 
+from atoll.contract.documented import Documented
 from atoll.contract.frozen import Frozen
 
 T = TypeVar("T")
@@ -88,10 +89,10 @@ def _integral(value: Any) -> Any:
     return value
 
 
-class RequestBody(BaseModel):
+class RequestBody(Documented):
     """The base of JSON bodies: unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -41,7 +41,7 @@ from atoll.contract.model import (
     SandboxInfo,
     Status,
 )
-from atoll.contract.names import is_name
+from atoll.contract.names import TEMPLATE_PREFIX, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
 from atoll.runtime.sandbox import Sandbox
@@ -305,14 +305,35 @@ async def find_interrupted(caller: Caller, names: Sequence[str], labels: Mapping
     return found
 
 
-def _admit(caller: Caller, body: SandboxRequest) -> AdmittedSandbox:
+async def begun_as(
+    caller: Caller, image: str | None, limits: Limits | None, runtime: RuntimeName | None
+) -> tuple[Limits, RuntimeName | None]:
+    """The limits and the runtime of a sandbox of this image: what is asked for, on top of what a template has.
+
+    Raises:
+        TemplateNotFound: it is a template that there is not.
+        InvalidRequest: its files were deleted.
+    """
+    limits = limits or Limits()
+    if image is None or not image.startswith(TEMPLATE_PREFIX):
+        return limits, runtime
+    version = await caller.engine.templates.version(image)
+    try:
+        own = caller.engine.inherited_spec(version.checkpoint).limits
+    except CheckpointNotFound:
+        raise InvalidRequest(f"the files of {image} were deleted; build it again") from None
+    return own.model_copy(update=limits.model_dump(exclude_none=True)), runtime or version.runtime
+
+
+async def _admit(caller: Caller, body: SandboxRequest) -> AdmittedSandbox:
+    limits, runtime = await begun_as(caller, body.image, body.limits, body.runtime)
     return check_create(
         caller.tenant.policy,
         image=body.image or caller.engine.default_image,
         mounts=body.mounts,
         network=body.network,
-        runtime=body.runtime,
-        limits=body.limits or Limits(),
+        runtime=runtime,
+        limits=limits,
         ttl_s=body.ttl_s,
     )
 
@@ -324,7 +345,7 @@ async def check(caller: Writer, body: Annotated[SandboxRequest, JsonBody()]) -> 
     check_labels_given(body.labels)
     if body.from_checkpoint is not None:
         raise InvalidRequest("from_checkpoint: the options of a sandbox from a checkpoint are checked when it is made")
-    admitted = _admit(caller, body)
+    admitted = await _admit(caller, body)
     effective_limits(caller, admitted.limits, admitted.runtime)
     await caller.engine.check_options(
         {
@@ -350,7 +371,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, labels
     name = name or f"sandbox-{os.urandom(4).hex()}"
     policy, fresh = caller.tenant.policy, body.from_checkpoint is None
     if body.from_checkpoint is None:
-        admitted = _admit(caller, body)
+        admitted = await _admit(caller, body)
         limits = effective_limits(caller, admitted.limits, admitted.runtime)
     else:
         inherited = caller.engine.inherited_spec((await find_checkpoint(caller, body.from_checkpoint)).id)

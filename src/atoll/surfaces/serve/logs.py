@@ -6,14 +6,13 @@ Used by `process.py`.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-import sys
 from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any, TextIO
-
-import structlog
-from structlog.typing import EventDict, Processor
 
 from atoll.surfaces.door.middleware import DoneRequest
 
@@ -24,51 +23,76 @@ _SECRETS = re.compile(
     r"|(://[^/\s:@]*:)[^@\s/]+(?=@)",
     re.IGNORECASE,
 )
-_requests = structlog.stdlib.get_logger("atoll.requests")
+_requests = logging.getLogger("atoll.requests")
+_request_id: ContextVar[str | None] = ContextVar("atoll_request_id", default=None)
+_OF_LOGGING = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+"""What a record has besides the fields that it was given."""
+_QUOTED = re.compile(r"[\s=\"']")
 
 
 def configure(kind: str, level: str, stream: TextIO | None = None) -> None:
     """Write the log of this process to a stream, standard error if none is given."""
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.stdlib.ExtraAdder(),
-    ]
-    last: Processor = (
-        structlog.processors.JSONRenderer()
-        if kind == "json"
-        else structlog.dev.ConsoleRenderer(
-            colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
-        )
-    )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.format_exc_info,
-            _without_secrets,
-            last,
-        ],
-    )
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(formatter)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter(kind))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for noisy in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi", "alembic", "sqlalchemy", "aiosqlite", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
+
+
+def formatter(kind: str) -> logging.Formatter:
+    """Of lines of this kind, `json` or `text`."""
+    return _JsonLines() if kind == "json" else _TextLines()
+
+
+class _Lines(logging.Formatter):
+    """What all lines have: the time, level and logger, the id of the request, and the record's own fields."""
+
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        given = {name: value for name, value in vars(record).items() if name not in _OF_LOGGING}
+        if (id := _request_id.get()) is not None:
+            given.setdefault("request_id", id)
+        return {name: redact(value) if isinstance(value, str) else value for name, value in given.items()}
+
+    def event(self, record: logging.LogRecord) -> str:
+        return redact(record.getMessage())
+
+    def exception(self, record: logging.LogRecord) -> str | None:
+        return redact(self.formatException(record.exc_info)) if record.exc_info and record.exc_info[0] else None
+
+    def time(self, record: logging.LogRecord) -> str:
+        return datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+class _JsonLines(_Lines):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            **self.fields(record),
+            "event": self.event(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "timestamp": self.time(record),
+        }
+        if (exception := self.exception(record)) is not None:
+            line["exception"] = exception
+        return json.dumps(line, default=str)
+
+
+class _TextLines(_Lines):
+    """What others wrote begins no line and moves no cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in self.event(record))
+        line = f"{self.time(record)} [{record.levelname.lower()}] {event} [{record.name}]"
+        line += "".join(f" {name}={_shown(value)}" for name, value in self.fields(record).items())
+        exception = self.exception(record)
+        return line if exception is None else f"{line}\n{exception}"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text.isprintable() or _QUOTED.search(text) else text
 
 
 def redact(text: str) -> str:
@@ -76,14 +100,10 @@ def redact(text: str) -> str:
     return _SECRETS.sub(lambda found: f"{next(filter(None, found.groups()), '')}[hidden]", text)
 
 
-def _without_secrets(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    return {name: redact(value) if isinstance(value, str) else value for name, value in event.items()}
-
-
 def begin_request(request_id: str) -> Callable[[], None]:
     """All lines of this task and those that it starts have the id, until what is returned is called."""
-    tokens = structlog.contextvars.bind_contextvars(request_id=request_id)
-    return lambda: structlog.contextvars.reset_contextvars(**tokens)
+    token = _request_id.set(request_id)
+    return lambda: _request_id.reset(token)
 
 
 def log_request(done: DoneRequest) -> None:
@@ -93,15 +113,17 @@ def log_request(done: DoneRequest) -> None:
     client = scope.get("client")
     said = {"tenant": getattr(scope["state"].get("caller"), "tenant", None), "key": getattr(key, "id", None)}
     known = {name: getattr(value, "name", value) for name, value in said.items() if value is not None}
-    write = _requests.warning if done.status >= 500 else _requests.info
+    level = logging.WARNING if done.status >= 500 else logging.INFO
     if scope["path"] in ("/healthz", "/readyz", "/metrics"):
-        write = _requests.debug
-    write(
-        "request",
-        method=scope.get("method", "WEBSOCKET"),
-        path=scope["path"][:512],
-        status=done.status,
-        ms=round(done.seconds * 1000, 1),
-        client=client[0] if client else None,
+        level = logging.DEBUG
+    if not _requests.isEnabledFor(level):
+        return
+    about = {
+        "method": scope.get("method", "WEBSOCKET"),
+        "path": scope["path"][:512],
+        "status": done.status,
+        "ms": round(done.seconds * 1000, 1),
+        "client": client[0] if client else None,
         **known,
-    )
+    }
+    _requests.log(level, "request", extra=about)

@@ -40,6 +40,7 @@ class ServerTls:
             InvalidRequest: the certificate or its key cannot be used.
         """
         self._files = (settings.tls_cert, settings.tls_key)
+        self._domain = settings.domain
         self._names = tuple(dict.fromkeys((settings.domain, "localhost", *(settings.tls_self_signed or ()))))
         self._directory = state_dir / "server" / "tls"
         self._stamps: list[tuple[int, int, int]] = []
@@ -98,7 +99,8 @@ class ServerTls:
         hosts = [name for name in self._names if not _is_address(name)]
         addresses = sorted({*_LOOPBACK, *filter(_is_address, self._names)})
         authority = self._own_authority(hosts, addresses)
-        names = [each for host in hosts for each in (host, f"*.{host}")]
+        # A wildcard below a single label makes the certificate malformed to clients that use rustls.
+        names = [*hosts, *(f"*.{host}" for host in hosts if "." in host or host == self._domain)]
         return server_context(*authority.issue(names, addresses, lasts=_LASTS))
 
     def _own_authority(self, hosts: list[str], addresses: list[str]) -> Authority:

@@ -161,8 +161,9 @@ class _Talk:
         import anyio
         from pydantic import TypeAdapter
 
+        from atoll.agents.events import AgentEvent, Tokens
         from atoll.agents.history import History
-        from atoll.agents.loop import AgentEvent, Answer, Tokens
+        from atoll.agents.loop import Answer
         from atoll.client.stores import events_of
         from atoll.surfaces.cli.transcript import TurnUsage
 
@@ -196,7 +197,7 @@ class _Talk:
 
     async def _asked(self, calls: list[dict[str, Any]]) -> list[dict[str, str]]:
         """Results of calls, as the user types them."""
-        from atoll.agents.loop import ToolResultEvent
+        from atoll.agents.events import ToolResultEvent
         from atoll.surfaces.cli import terminal
         from atoll.tools.tool import ToolResult
 

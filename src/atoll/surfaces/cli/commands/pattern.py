@@ -1,6 +1,7 @@
-"""`pattern run` and `graph`: a reactive pattern of a Python file, run to rest, and its graph.
+"""`pattern run`, `graph` and `serve`: a reactive pattern of a Python file, run to rest, its graph, and its page.
 
-Owns what is shown while a pattern runs. Not here: patterns and their views (`reactive/`).
+Owns what is shown while a pattern runs. Not here: patterns and their views (`reactive/`), and the page
+(`surfaces/web/`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atoll.contract.errors import InvalidRequest
 from atoll.surfaces.cli import FAILED, render
-from atoll.surfaces.cli.command import CommandContext, CommandModule, Work, needing_extra
+from atoll.surfaces.cli.command import AtollCommand, CommandContext, CommandModule, Work, needing_extra
 from atoll.surfaces.cli.grammar import Argument, Option
 
 if TYPE_CHECKING:
@@ -80,6 +81,38 @@ def graph(
     return _graph(context, _options(file, set_, allow), svg=svg)
 
 
+class _ServedCommand(AtollCommand):
+    has_json = False
+
+
+@commands.command(cls=_ServedCommand)
+def serve(
+    context: CommandContext,
+    file: PatternFileArgument,
+    listen: Annotated[
+        str, Option("--listen", metavar="ADDRESS:PORT", help="Where to listen; port 0 is any that is free.")
+    ] = "127.0.0.1:8083",
+    set_: SetOption = None,
+    allow: AllowOption = None,
+) -> Work:
+    """Serve a page with a pattern, which shows its view live.
+
+    Prints the URL of the page. All who open it see the same pattern, and what one of them enters, all see. It listens
+    for other machines only if $ATOLL_PATTERN_TOKEN holds a token; a browser opens the page with /?token=TOKEN once.
+
+    \b
+    atoll pattern serve examples/patterns/python_runner.py
+    atoll pattern serve stats.py --set repo_url=https://example.com/x.git --allow example.com --listen 127.0.0.1:9000
+    """
+    from atoll.settings import where_to_listen
+
+    try:
+        address = where_to_listen(listen)
+    except ValueError as error:
+        raise InvalidRequest(f"--listen {listen}: {error}") from None
+    return _serve(context, _options(file, set_, allow), address)
+
+
 def _options(file: str, inputs: Sequence[str] | None, allow: Sequence[str] | None) -> PatternOptions:
     given = {}
     for each in inputs or ():
@@ -132,6 +165,28 @@ async def _graph(context: CommandContext, options: PatternOptions, *, svg: bool)
         else:
             render.say(graph_svg(nodes) if svg else render.printable(graph_text(nodes), lines=True))
         return 0
+
+
+async def _serve(context: CommandContext, options: PatternOptions, address: tuple[str, int]) -> int:
+    import logging
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
+    with needing_extra("the page of a pattern", "web"):
+        from atoll.settings import Settings
+        from atoll.surfaces.web import patterns
+
+    token = Settings.from_environment().pattern_token
+
+    def announce(url: str) -> None:
+        render.say(url)
+        sys.stdout.flush()
+        if token is not None:
+            render.note(f"a browser opens it once as {url}?token=TOKEN, with the value of $ATOLL_PATTERN_TOKEN")
+
+    patterns.accepted_hosts(address[0], token)  # refused before anything runs
+    async with _started(context, options) as running:
+        await patterns.listen(running, *address, token=token, on_ready=announce)
+    return 0
 
 
 async def _settled(running: RunningPattern) -> None:
