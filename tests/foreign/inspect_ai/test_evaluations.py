@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import runpy
 import signal
 import subprocess
@@ -28,13 +29,14 @@ from inspect_ai.util import (
     sandbox,
 )
 from pydantic import ValidationError
+from yaml import safe_load
 
 import atoll
 from atoll.integrations.inspect_ai import AtollSandboxConfig, AtollSandboxEnvironment, AtollService, HostVariable
 from atoll.testing.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "integrations" / "inspect_evaluation.py"
-"""Also a task of its own for `inspect eval`."""
+PAGE = EXAMPLE.parents[2] / "docs" / "integrations.md"
 with_both = pytest.mark.runtimes("crun", "runsc")
 
 
@@ -333,3 +335,39 @@ def test_the_example_runs_offline(here, capsys):
     with contextlib.suppress(SystemExit):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert capsys.readouterr().out == "success: the sandbox answered ['b.txt\\n']; the score is C\n"
+
+
+def test_the_page_is_true(here, tmp_path, monkeypatch):
+    section = PAGE.read_text().partition("\n## Inspect\n")[2].partition("\n## ")[0]
+    [snippet] = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names = {"__name__": "page"}
+    exec(snippet, names)
+    assert names["count_lines"]().sandbox.config == names["CONFIG"]
+    [yaml] = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
+    (tmp_path / "atoll.yaml").write_text(yaml)
+    monkeypatch.setenv("EXAMPLE_KEY", "the-value-that-stays-outside")
+    (tmp_path / "task.py").write_text(BESIDE_A_CONFIGURATION)
+    monkeypatch.chdir(tmp_path)
+    [log] = inspect_ai.eval("task.py", model=scripted(say("done")), log_dir=str(tmp_path), display="none")
+    assert log.status == "success", log.error
+    assert log.eval.sandbox.config.endswith("atoll.yaml")
+    assert AtollSandboxConfig.model_validate(safe_load(yaml)) == names["CONFIG"]
+
+
+BESIDE_A_CONFIGURATION = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def look():
+    async def solve(state, generate):
+        assert (await sandbox("target").exec(["id", "-u"])).stdout == "0\\n"
+        return state
+    return solve
+
+@task
+def beside():
+    return Task(dataset=[Sample("?")], solver=look(), sandbox="atoll")
+"""
