@@ -24,6 +24,9 @@ from atoll.testing.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
+SERVER_PYTHON = str(Path(__file__).parents[3] / ".venv/bin/python")
+"""What `atoll serve` needs is not in the environment of a framework, and may be forbidden there."""
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
@@ -207,6 +210,7 @@ async def test_limits_and_images_are_the_tasks_unless_the_run_says_otherwise(tmp
 async def test_the_sandbox_may_be_of_a_server(
     make_state_dir: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.executable", SERVER_PYTHON)
     with running_server(make_state_dir()) as server:
         monkeypatch.setenv("ATOLL_URL", server.url)
         monkeypatch.setenv("ATOLL_API_KEY", server.key)
