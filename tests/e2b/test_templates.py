@@ -165,6 +165,21 @@ def test_links_to_upload_cannot_be_forged_moved_or_used_late(
     assert client.get(f"/templates/unknown/files/{files}").status_code == 404
 
 
+def test_a_build_counts_as_a_sandbox_and_its_base_is_what_the_policy_allows(name: str, client: httpx2.Client) -> None:
+    policy, quotas = {"images": ["host"]}, {"sandboxes": 0}
+    client.post("/api/v1/tenants", json={"name": name, "policy": policy, "quotas": quotas}).raise_for_status()
+    key = client.post("/api/v1/keys", json={"name": "k", "role": "admin"}, headers={"Atoll-Tenant": name}).json()[
+        "text"
+    ]
+    try:
+        with pytest.raises(BuildException, match="quota"):
+            Template.build(Template().from_image("host").run_cmd("true"), "t", api_key=key)
+        with pytest.raises(BuildException, match="not allowed for this tenant; allowed: host"):
+            Template.build(Template().from_image("debian:12"), "t", api_key=key)
+    finally:
+        client.delete(f"/api/v1/tenants/{name}?destroy=true").raise_for_status()
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
