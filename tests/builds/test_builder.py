@@ -208,7 +208,7 @@ async def test_a_create_waits_for_the_ready_command_and_fails_if_it_never_succee
         await build_template(engine, asked, NoArchives(), name=name, tags=["default"], options=options)
     async with engine.create(image="template:works") as sandbox:
         assert await sandbox.files.exists("/tmp/there")
-    monkeypatch.setattr(Sandbox.begin, "__kwdefaults__", {"timeout_s": 0.5})
+    monkeypatch.setattr(Sandbox._begin, "__kwdefaults__", {"timeout_s": 0.5})
     with pytest.raises(LaunchFailed, match=r"did not succeed within 0\.5 s; it last ended with 1: not yet"):
         await engine.create(image="template:never")
     assert await engine.list() == []

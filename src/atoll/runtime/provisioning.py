@@ -225,7 +225,7 @@ class Provisioner:
                         if authority is not None:
                             await ca_bundle.install(sandbox.files, authority)
                         if memory is None and (spec.start_command or spec.ready_command):
-                            await sandbox.begin(spec.start_command, spec.ready_command)
+                            await sandbox._begin(spec.start_command, spec.ready_command)  # noqa: SLF001 - its maker
                         wait_written()
                     except BaseException:
                         with anyio.CancelScope(shield=True):

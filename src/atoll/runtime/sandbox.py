@@ -676,7 +676,7 @@ class Sandbox:
                 _log.warning("the start command of sandbox %s could not be run: %s", self.name, error)
         return connection
 
-    async def begin(self, start: Sequence[str], ready: Sequence[str], *, timeout_s: float = READY_S) -> None:
+    async def _begin(self, start: Sequence[str], ready: Sequence[str], *, timeout_s: float = READY_S) -> None:
         """Run the start command of a new sandbox, and wait until the ready command succeeds.
 
         Raises:
