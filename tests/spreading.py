@@ -41,6 +41,7 @@ LONGEST_FIRST = (
     "tests/cli/test_cli_exec.py",
     "tests/chaos/test_faults.py",
     "tests/fuzz",
+    "tests/web/test_browser.py",
     "tests/cli/test_cli_logs.py",
     "tests/cli/test_cli_terminal.py",
     "tests/cli/test_cli_cp.py",

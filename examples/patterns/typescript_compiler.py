@@ -13,7 +13,10 @@ EXAMPLE = "export const double = (n: number): number => n * 2;\n"
 
 @reactive.pattern(source_code=EXAMPLE, registry="")
 def typescript_compiler(source_code: Cell[str], registry: Cell[str]) -> dict[str, object]:
-    """The JavaScript and the declarations of a TypeScript source. `registry` empty: the one that npm is set up for."""
+    """The JavaScript and the declarations of a TypeScript source.
+
+    `registry` empty: the one that npm is set up for.
+    """
     build = reactive.exec(
         [
             "npm init -y > /dev/null",

@@ -99,6 +99,17 @@ def test_a_pattern_is_served_until_it_is_interrupted(atoll: Atoll) -> None:
     assert atoll.names() == []
 
 
+def test_what_is_not_set_is_entered_on_the_page(atoll: Atoll, tmp_path: Path) -> None:
+    file = tmp_path / "plain.py"
+    file.write_text("from atoll import reactive\n@reactive.pattern\ndef plain(word):\n    return {'word': word}\n")
+    assert b"needs its input word" in atoll("pattern", "run", str(file), status=2).stderr
+    server = atoll.start("pattern", "serve", str(file), "--listen", "127.0.0.1:0")
+    with urlopen(server.read_until(b"\n").decode().strip()) as page:
+        assert "<h1>plain</h1>" in page.read().decode()
+    server.send_signal(signal.SIGINT)
+    assert server.wait() == 130
+
+
 def test_a_page_that_others_could_reach_needs_a_token(atoll: Atoll) -> None:
     done = atoll("pattern", "serve", RUNNER, "--listen", "0.0.0.0:0", status=2)
     assert b"ATOLL_PATTERN_TOKEN" in done.stderr

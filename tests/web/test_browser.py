@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,7 +23,7 @@ from atoll.reactive.patterns import load_pattern
 from atoll.runtime.engine import LocalEngine
 from atoll.testing.waiting import BOUND_S
 from tests.egress.world import SITE
-from tests.reactive.site import TYPESCRIPT, names_for, publish_repository, publish_typescript, serving_site
+from tests.reactive.site import names_for, publish_repository, serving_site
 from tests.web.hostile import hostile
 from tests.web.serving import page_of
 
@@ -114,8 +114,9 @@ def example(name: str) -> Pattern:
 
 async def photograph(page: Page, name: str) -> None:
     if SHOTS is not None:
-        for scheme in ("light", "dark"):
-            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        schemes: list[Literal["light", "dark"]] = ["light", "dark"]
+        for scheme in schemes:
+            await page.emulate_media(color_scheme=scheme)
             await page.screenshot(path=Path(SHOTS) / f"{name}-{scheme}.png", full_page=True)
 
 
@@ -312,7 +313,7 @@ async def test_the_csv_pipeline_draws_its_charts(visitor: Visitor, graph: Graph)
             await photograph(page, "csv")
 
 
-async def test_the_other_examples_work_on_a_page_too(
+async def test_a_repository_and_an_agent_are_shown_too(
     visitor: Visitor, graph: Graph, host: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ATOLL_MODEL", "ANTHROPIC_API_KEY"):
@@ -334,11 +335,3 @@ async def test_the_other_examples_work_on_a_page_too(
             async with page_of(example("agent")()) as url, visitor.at(url) as page:
                 await expect(page.get_by_text("It has Python 3.")).to_be_visible()
                 await photograph(page, "agent")
-            if TYPESCRIPT.is_dir():
-                publish_typescript(site)
-                running = example("typescript_compiler")(registry="http://npm.example.com/")
-                async with page_of(running) as url, visitor.at(url) as page:
-                    await expect(page.get_by_text("compiling")).to_be_visible()
-                    await graph.settled()  # npm and the compiler take their time
-                    await expect(page.get_by_text("export const double = (n) => n * 2;")).to_be_visible()
-                    await photograph(page, "typescript")

@@ -101,8 +101,7 @@ class Watcher:
 async def watching(client: httpx2.AsyncClient, **headers: str) -> AsyncIterator[Watcher]:
     async with client.stream("GET", "/events", headers=headers) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        async with aclosing(response.aiter_lines()) as lines:
-            yield Watcher(lines)
+        yield Watcher(response.aiter_lines())
 
 
 class Tags(HTMLParser):

@@ -66,6 +66,11 @@ class Pattern:
             given[name] = value if isinstance(value, Node) else Cell(graph, value, name)
         return RunningPattern(self, graph, given, self._function(**given))
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Its inputs without a default."""
+        return tuple(name for name, default in self.inputs.items() if default is _REQUIRED)
+
     def read_inputs(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """Inputs that were written as text, each as a value of the type of its default.
 

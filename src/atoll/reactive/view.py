@@ -61,7 +61,7 @@ def svg(content: Shown) -> Element:
 
 
 def chart(
-    labels: Shown, series: Shown | Mapping[str, Sequence[float]], *, kind: Literal["line", "bar"] = "line"
+    labels: Shown, series: Shown | Mapping[str, Sequence[float | None]], *, kind: Literal["line", "bar"] = "line"
 ) -> Element:
     """A chart. `series` has a list of numbers for each name, None for a gap; `labels` what is below each of them."""
     return Element("chart", {"labels": labels, "series": series, "kind": kind})

@@ -124,7 +124,10 @@ def _options(file: str, inputs: Sequence[str] | None, allow: Sequence[str] | Non
 
 
 @asynccontextmanager
-async def _started(context: CommandContext, options: PatternOptions) -> AsyncIterator[RunningPattern]:
+async def _started(
+    context: CommandContext, options: PatternOptions, *, is_page: bool = False
+) -> AsyncIterator[RunningPattern]:
+    """On a page an input without a default begins empty: it can be entered there."""
     from atoll.contract.network import NetworkPolicy
     from atoll.reactive.graph import Graph
     from atoll.reactive.patterns import load_pattern
@@ -134,7 +137,8 @@ async def _started(context: CommandContext, options: PatternOptions) -> AsyncIte
     with needing_extra("this pattern", "all"):
         pattern = load_pattern(options.source)
         async with context.open_engine() as engine, Graph(engine, network=network):
-            yield pattern(**pattern.read_inputs(options.inputs))
+            empty = dict.fromkeys(pattern.required, "") if is_page else {}
+            yield pattern(**empty | pattern.read_inputs(options.inputs))
 
 
 async def _run(context: CommandContext, options: PatternOptions) -> int:
@@ -184,7 +188,7 @@ async def _serve(context: CommandContext, options: PatternOptions, address: tupl
             render.note(f"a browser opens it once as {url}?token=TOKEN, with the value of $ATOLL_PATTERN_TOKEN")
 
     patterns.accepted_hosts(address[0], token)  # refused before anything runs
-    async with _started(context, options) as running:
+    async with _started(context, options, is_page=True) as running:
         await patterns.listen(running, *address, token=token, on_ready=announce)
     return 0
 
