@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -117,6 +118,13 @@ def test_a_wrong_key_and_an_unknown_template_are_refused() -> None:
         Sandbox.create(api_key="e2b_" + "0" * 40)
     with pytest.raises(SandboxException, match="404"):
         Sandbox.create("no-such-template")
+
+
+def test_where_the_image_has_no_mcp_gateway_nothing_is_left() -> None:
+    mark = {"mark": uuid.uuid4().hex}
+    with pytest.raises(SandboxException, match="Failed to start MCP gateway"):
+        Sandbox.create("base", timeout=60, metadata=mark, mcp=cast("Any", {"any": {}}))
+    assert listed(metadata=mark) == []
 
 
 def test_the_same_idempotency_key_makes_one_sandbox() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import threading
 import time
@@ -113,7 +114,7 @@ def test_output_comes_while_the_command_runs(box: Sandbox) -> None:
 
 
 def test_a_command_whose_sandbox_is_killed_says_so(server: RunningServer) -> None:
-    made = Sandbox.create(timeout=60, mcp={})
+    made = Sandbox.create(timeout=60)
     running = made.commands.run("sleep 1000", background=True)
     made.kill()
     with pytest.raises(TimeoutException, match="The sandbox was killed or reached its end of life"):
@@ -241,6 +242,12 @@ def test_signed_urls_are_for_one_file_one_operation_one_sandbox_and_a_time(box: 
     ):
         assert httpx2.get(changed, timeout=BOUND_S).json()["message"] == "invalid signature", changed
     assert httpx2.post(url, files={"file": ("signed", b"x")}, timeout=BOUND_S).status_code == 401
+    box.commands.run("echo of root > /root/signed", user="root")
+    as_root = {"Authorization": "Basic " + base64.b64encode(b"root:").decode()}
+    assert httpx2.get(url, headers=as_root, timeout=BOUND_S).text == "secret"
+    sent = httpx2.post(box.upload_url("up"), files={"file": ("up", b"again")}, headers=as_root, timeout=BOUND_S)
+    assert sent.json()[0]["path"] == "/home/user/up"
+    assert box.files.get_info("up").owner == "user"
     past = box.download_url("signed", use_signature_expiration=-1)
     assert httpx2.get(past, timeout=BOUND_S).json()["message"] == "signature is already expired"
     bare = httpx2.get(f"{server.url}/files?path=signed", timeout=BOUND_S)

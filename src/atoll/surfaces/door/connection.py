@@ -50,7 +50,7 @@ CONTROL_FRAMES_PER_S = 64
 MESSAGES_PER_S = 4000
 """A connection with more is read more slowly."""
 DISCONNECT = "atoll.disconnect"
-"""An extension of ASGI: a function that ends the connection, so that a response is seen to be cut off."""
+"""An extension of ASGI: `now()` of it ends the connection, so that a response is seen to be cut off."""
 _SLICE_BYTES = 16 * 1024
 _MAX_QUEUED_MESSAGES = 64
 _LINGER_S = 1.0
@@ -309,7 +309,7 @@ class DoorProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._overrun:
             self._head_done = True
-            self.scope["extensions"] = {DISCONNECT: self.transport.abort}
+            self.scope["extensions"] = {DISCONNECT: {"now": self.transport.abort}}
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -248,8 +248,7 @@ async def _stream(
                 async for event in events:
                     await send({"type": "http.response.body", "body": frame(event), "more_body": True})
         except (SandboxDied, SandboxNotFound):
-            disconnect = scope["extensions"][DISCONNECT]
-            disconnect()
+            scope["extensions"][DISCONNECT]["now"]()
             while (await receive())["type"] != "http.disconnect":
                 pass
             return

@@ -49,14 +49,13 @@ from atoll.surfaces.e2b.record import E2bRecord
 from atoll.surfaces.e2b.sandboxes import SandboxRoutes, port_domain, resume, state_of
 from atoll.surfaces.e2b.snapshots import SnapshotRoutes
 from atoll.surfaces.e2b.templates import TemplateRoutes
-from atoll.surfaces.e2b.tokens import SandboxTokens, public_id, sandbox_id
+from atoll.surfaces.e2b.tokens import TOKEN_HEADER, SandboxTokens, public_id, sandbox_id
 from atoll.surfaces.e2b.transfer import FileTransfer
 from atoll.surfaces.e2b.watches import WatchService
 from atoll.surfaces.rest.errors import request_id
 
 ID_HEADER = "e2b-sandbox-id"
 PORT_HEADER = "e2b-sandbox-port"
-TOKEN_HEADER = "x-access-token"  # noqa: S105 - a header's name
 FILES_PATH = "/files"
 _RECORDED = {
     ("POST", "/process.Process/Start"): "e2b_process_start",

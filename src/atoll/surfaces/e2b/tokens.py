@@ -20,6 +20,7 @@ from typing import Literal
 
 from atoll.contract.errors import InvalidRequest
 
+TOKEN_HEADER = "x-access-token"  # noqa: S105 - a header's name
 _SANDBOX = re.compile(r"atoll([0-9a-f]{16})")
 _KEY_FILE = "e2b.key"
 _KEY_BYTES = 32

@@ -28,7 +28,7 @@ from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.e2b.accounts import ROOT, SandboxAccounts, as_user
 from atoll.surfaces.e2b.connect import basic_user
 from atoll.surfaces.e2b.filesystem import FilesystemService
-from atoll.surfaces.e2b.tokens import FileSignature, SandboxTokens
+from atoll.surfaces.e2b.tokens import TOKEN_HEADER, FileSignature, SandboxTokens
 from atoll.tools.tool import readable
 
 MAX_PARTS = 1000
@@ -83,7 +83,7 @@ class FileTransfer:
 
     async def read(self, request: Request, sandbox: Sandbox) -> Response:
         """GET /files: one file."""
-        user = request.query_params.get("username") or basic_user(request)
+        user = _user(request)
         path = await self._accounts.resolve(sandbox, _path(request), user)
         found = await as_user(user, lambda who: sandbox.files.stat(path, user=who))
         if found.kind == "directory":
@@ -117,7 +117,7 @@ class FileTransfer:
     async def write(self, request: Request, sandbox: Sandbox) -> Response:
         """POST /files: one file as it is, or several as a form."""
         take_any_body(request.scope)
-        user = request.query_params.get("username") or basic_user(request)
+        user = _user(request)
         if any(name.startswith(_METADATA) for name in request.headers):
             raise HTTPException(501, "metadata of files are not supported by this server")
         kind, options = parse_options_header(request.headers.get("content-type", ""))
@@ -223,6 +223,12 @@ async def _may_write(sandbox: Sandbox, path: str, user: str | None) -> str | Non
     else:
         await sandbox.files.write_bytes(path, b"", atomic=False, parents=False, user=user)
     return user
+
+
+def _user(request: Request) -> str | None:
+    """The user that a request is made as. That of a signed one is signed: a header cannot choose another."""
+    is_signed = TOKEN_HEADER not in request.headers
+    return request.query_params.get("username") or (None if is_signed else basic_user(request))
 
 
 def _path(request: Request) -> str:
