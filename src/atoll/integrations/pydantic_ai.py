@@ -2,8 +2,8 @@
 
 Owns the capability that gives each run a sandbox, and the backend that `ctx.workspace` speaks to: commands, files and
 symlinks, natively. The identity of a workspace is its sandbox's name. It outlives the run, as Pydantic AI wants it:
-whoever has the reference goes on with it later, in any process, or destroys it. Not here: what a sandbox promises
-(`runtime/sandbox.py`), and the operator's settings, which hold for options that are left out (`settings.py`).
+the program that has the reference goes on with it later, in any process, or destroys it. Not here: what a sandbox
+promises (`runtime/sandbox.py`), and the operator's settings, which hold for options that are left out (`settings.py`).
 """
 
 from __future__ import annotations
