@@ -47,8 +47,8 @@ try:
     )
     from deepagents.backends.sandbox import MAX_BINARY_BYTES, MAX_OUTPUT_BYTES, TRUNCATION_MSG
 except ModuleNotFoundError as error:
-    missing = f"{__name__} needs {error.name}, which is not installed; {install_extra('deepagents')}"
-    raise ImportError(missing) from error
+    missing = (error.name or "a package").partition(".")[0]
+    raise ImportError(f"{__name__} needs {missing}, which is not installed; {install_extra('deepagents')}") from error
 
 T = TypeVar("T")
 
@@ -287,7 +287,7 @@ class AtollBackend(SandboxBackendProtocol):
         if not limit:
             nothing = {"no_lines_requested": True} if SINCE_0_7 else {}
             return ReadResult(file_data={"content": "", "encoding": "utf-8"}, **nothing)
-        page = _Page(offset, limit)
+        page = _LinePage(offset, limit)
         async with aclosing(self._files.stream(path)) as chunks:
             async for chunk in chunks:
                 if page.is_full and size > _COUNTED_BYTES:
@@ -452,7 +452,7 @@ class _Started:
             self.ended.set()
 
 
-class _Page:
+class _LinePage:
     """Lines `offset` to `offset + limit` of a text that comes in pieces. It keeps MAX_OUTPUT_BYTES of them at most."""
 
     def __init__(self, offset: int, limit: int) -> None:

@@ -29,8 +29,8 @@ try:
     from harbor.models.task.config import NetworkMode, NetworkPolicy
     from harbor.models.trial.config import ResourceMode
 except ModuleNotFoundError as error:
-    missing = f"{__name__} needs {error.name}, which is not installed; {install_extra('harbor')}"
-    raise ImportError(missing) from error
+    missing = (error.name or "a package").partition(".")[0]
+    raise ImportError(f"{__name__} needs {missing}, which is not installed; {install_extra('harbor')}") from error
 
 _SESSION = "harbor/session"
 _MIB = 1024 * 1024
@@ -45,7 +45,7 @@ class AtollEnvironment(BaseEnvironment):
 
     image: instead of it, which a task with a Dockerfile needs: an image or a template that was built of it
     runtime: as in `Engine.create`
-    user: whom commands run as that name no user; unset, root, who is nobody outside
+    user: whom commands run as that name no user; unset, root, which is an unprivileged id outside
     limit_storage: whether the task's `storage_mb` is enforced, which not every machine can
     """
 
