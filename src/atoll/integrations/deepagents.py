@@ -122,7 +122,7 @@ class AtollBackend(SandboxBackendProtocol):
             for directory in _OFFLOADED:
                 await self._files.mkdir(directory, mode=0o777, user="root")
         except BaseException:
-            await self._engine.__aexit__(None, None, None)
+            await self._engine.aclose()
             raise
 
     async def _end(self) -> None:
@@ -130,7 +130,11 @@ class AtollBackend(SandboxBackendProtocol):
             if self._owned:
                 await self._box.destroy()
         finally:
-            await self._engine.__aexit__(None, None, None)
+            await self._engine.aclose()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:  # calls of other threads, which wait for them
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
     def close(self) -> None:
         """Destroy the sandbox, if it was not named, and disconnect. Closing twice does nothing."""
@@ -414,7 +418,7 @@ class AtollBackend(SandboxBackendProtocol):
             return None
 
     async def _grep(self, pattern: str, path: str | None, glob: str | None, max_count: int | None) -> GrepResult:
-        root = path or self._box.info.cwd or "/"
+        root = posixpath.join(self._box.info.cwd or "/", path or ".")
         limit = MAX_FOUND if max_count is None else min(max_count, MAX_FOUND)
         try:
             included = utils.compile_grep_include_glob(glob) if glob and SINCE_0_7 else bool
@@ -430,7 +434,11 @@ class AtollBackend(SandboxBackendProtocol):
         except TimeoutError:
             return GrepResult(error=_TOO_LONG.format("grep"))
         found = [
-            {"path": _shown(posixpath.join(root, match.path)), "line": match.line, "text": match.text}
+            {
+                "path": _shown(posixpath.normpath(posixpath.join(root, match.path))),
+                "line": match.line,
+                "text": match.text,
+            }
             for match in matches
             if match.path == root or (included(_shown(match.path)) and ".git" not in match.path.split("/")[:-1])
         ]
@@ -442,6 +450,9 @@ class _Started:
     """A call in a loop of another thread: what it will give, and when nothing of it runs any more."""
 
     def __init__(self, call: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_closed():
+            call.close()
+            raise atoll.InvalidRequest("the backend is closed; make another")
         self.ended = threading.Event()
         self.future = asyncio.run_coroutine_threadsafe(self._run(call), loop)
 
