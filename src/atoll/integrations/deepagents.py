@@ -396,7 +396,7 @@ class AtollBackend(SandboxBackendProtocol):
         found: list[FileInfo] = []
         for entry in entries:
             path, shown = posixpath.join(root, entry.name), _shown(entry.name)
-            if not matches(shown) or path.startswith(_VIRTUAL):
+            if not matches(shown) or (root == "/" and path.startswith(_VIRTUAL)):
                 continue
             kind = await self._kind(entry, path)
             if SINCE_0_7 and kind == "file":
