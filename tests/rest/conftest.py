@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +11,6 @@ from tests.agents.conftest import anthropic
 from tests.rest.serving import Served, serving
 
 __all__ = ["anthropic"]
-
-# It draws what it sends: `make fuzz-rest` runs it.
-collect_ignore = [] if "ATOLL_FUZZ_EXAMPLES" in os.environ else ["test_schemathesis.py"]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from atoll.contract.errors import ConfigNotFound, Conflict, ConversationNotFound
 from atoll.contract.model import Limits
 from atoll.contract.network import NetworkPolicy
 from atoll.contract.secret import Secret
-from atoll.server import chat
+from atoll.server import chat, configs
 from atoll.server.chat import MAX_EVENT_BYTES, TurnRun
 from atoll.server.configs import AgentConfig, AgentDefinition
 from atoll.server.conversations import OpenTurn
@@ -315,3 +315,18 @@ async def test_a_client_that_comes_back_late_is_told_that_events_are_lost(config
     assert seen == [("0-2", None), ("0-3", "2"), ("0-4", "3")]
     with pytest.raises(ConversationNotFound):
         await run.answer()
+
+
+async def test_what_a_tenants_configs_take_is_bounded(
+    server: Server, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await server.tenants.get("default")
+    large = {"system_prompt": "c" * 2000}
+    monkeypatch.setattr(configs, "MAX_TENANT_BYTES", 4000)
+    changed = await server.configs.update(tenant, config.id, large, {})
+    with pytest.raises(InvalidRequest, match="with all of their versions"):
+        await server.configs.update(tenant, config.id, {"name": "Other"}, {})
+    monkeypatch.setattr(configs, "MAX_DEFINITION_BYTES", 1000)
+    with pytest.raises(InvalidRequest, match="1000 bytes as JSON"):
+        await server.configs.update(tenant, config.id, {"name": "Other"}, {})
+    assert (await server.configs.get("default", config.id)).version == changed.version

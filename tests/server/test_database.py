@@ -22,12 +22,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from atoll.contract.errors import ConfigNotFound, DatabaseUnavailable, InvalidRequest
-from atoll.server import migrations, tables
+from atoll.server import database, migrations, tables
 from atoll.server.audit import AuditEvent
 from atoll.server.database import Database, RecentReads
 from atoll.server.server import Server
 from atoll.settings import Settings
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import BOUND_S, eventually
 
 SCRIPTS = ScriptDirectory(str(Path(migrations.__file__).parent))
 REVISIONS = [script.revision for script in reversed([*SCRIPTS.walk_revisions()])]
@@ -234,3 +234,30 @@ async def test_a_row_is_read_once_for_all_who_ask_and_anew_when_it_was_forgotten
         asked[0].set()
     assert got == [2, 1, 1, 1]
     assert await recent.get("a") == 2
+
+
+async def test_while_another_process_holds_sqlite_each_write_fails_soon_however_many_wait(
+    make_state_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_S", 0.2)
+    state_dir, refused = make_state_dir(), []
+    (state_dir / "server").mkdir(parents=True)
+    opened = await Database.open(None, state_dir)
+
+    async def write() -> None:
+        try:
+            async with opened.write():
+                pass
+        except DatabaseUnavailable:
+            refused.append(write)
+
+    with contextlib.closing(sqlite3.connect(state_dir / "server" / "server.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with anyio.fail_after(BOUND_S):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(200):  # one after the other, they would take 40 s
+                    tasks.start_soon(write)
+    assert len(refused) == 200
+    await write()
+    assert len(refused) == 200
+    await opened.aclose()

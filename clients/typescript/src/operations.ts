@@ -47,8 +47,8 @@ export class Operations extends Requests {
   }
 
   /** The events of a turn, from its beginning or after the last that the client has, until its end. */
-  chatTurnsEvents(config: string, turn: string, options?: RequestOptions): Promise<EventStream<components["schemas"]["ChatTurn"]>> {
-    return this.events<components["schemas"]["ChatTurn"]>("GET", `/api/v1/chat/${segment(config)}/turns/${segment(turn)}/events`, options);
+  chatTurnsEvents(config: string, turn: string, options?: RequestOptions): Promise<EventStream<EventData>> {
+    return this.events<EventData>("GET", `/api/v1/chat/${segment(config)}/turns/${segment(turn)}/events`, options);
   }
 
   /** A turn: whether it is under way, and what came of it. */

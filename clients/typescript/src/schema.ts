@@ -2610,17 +2610,20 @@ export interface components {
          * @description What is left out stays as it is; what is given is replaced as a whole, but for secrets.
          */
         ConfigUpdate: {
-            /** Agent Type */
-            agent_type?: ("client-side" | "sandboxed") | null;
+            /**
+             * Agent Type
+             * @enum {string}
+             */
+            agent_type?: "client-side" | "sandboxed";
             budget?: components["schemas"]["AgentBudget"] | null;
             /** @description Null: the server's own model. */
             model_config?: components["schemas"]["ModelChoice"] | null;
             /** Name */
-            name?: string | null;
+            name?: string;
             /** @description Null: none. */
             provisioning_bundle?: components["schemas"]["ProvisioningBundle"] | null;
             /** System Prompt */
-            system_prompt?: string | null;
+            system_prompt?: string;
             /** Template Vars */
             template_vars?: {
                 [key: string]: string;
@@ -3016,6 +3019,19 @@ export interface components {
             user?: string | null;
             /** Working Directory */
             working_directory?: string | null;
+        };
+        /** ImagePart */
+        ImagePart: {
+            /** Data */
+            data: string;
+            /** Mime Type */
+            mime_type: string;
+            /**
+             * Type
+             * @default image
+             * @constant
+             */
+            type: "image";
         };
         /** ImagePull */
         ImagePull: {
@@ -3593,6 +3609,16 @@ export interface components {
             warnings: string[];
         };
         /**
+         * ResultLink
+         * @description A URL in a result that a client can open.
+         */
+        ResultLink: {
+            /** Name */
+            name: string;
+            /** Url */
+            url: string;
+        };
+        /**
          * ResultPart
          * @description A part of a result: text, or a URL (`http(s):` or `data:` with base64). Models that see are shown images.
          */
@@ -3617,6 +3643,21 @@ export interface components {
         ResultsBody: {
             /** Results */
             results: components["schemas"]["CallResult"][];
+        };
+        /**
+         * RetryEvent
+         * @description An answer was interrupted and is requested again: the text of this step so far is void.
+         */
+        RetryEvent: {
+            /** Reason */
+            reason: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "retry";
+            /** Wait S */
+            wait_s: number;
         };
         /**
          * RichPart
@@ -4255,6 +4296,43 @@ export interface components {
             rows: number;
         };
         /**
+         * TextEvent
+         * @description Text of the model: a piece of it when streaming, else all text of one step.
+         */
+        TextEvent: {
+            /** Text */
+            text: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "text";
+        };
+        /** TextPart */
+        TextPart: {
+            /** Text */
+            text: string;
+            /**
+             * Type
+             * @default text
+             * @constant
+             */
+            type: "text";
+        };
+        /**
+         * ThinkingEvent
+         * @description Visible reasoning of the model.
+         */
+        ThinkingEvent: {
+            /** Text */
+            text: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "thinking";
+        };
+        /**
          * Tokens
          * @description Token counts of a model.
          */
@@ -4303,6 +4381,25 @@ export interface components {
             needs_approval?: boolean;
         };
         /**
+         * ToolCallEvent
+         * @description The model calls a tool. Calls of one step run concurrently.
+         */
+        ToolCallEvent: {
+            /** Id */
+            id: string;
+            /** Input */
+            input: {
+                [key: string]: unknown;
+            } | string;
+            /** Tool */
+            tool: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "tool_call";
+        };
+        /**
          * ToolDeclaration
          * @description A tool that the client runs, with what a model is told about it.
          */
@@ -4318,6 +4415,46 @@ export interface components {
             };
             /** Name */
             name: string;
+        };
+        /**
+         * ToolResult
+         * @description The result of a call, for the model and for programs.
+         */
+        ToolResult: {
+            /** Content */
+            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"])[];
+            /**
+             * Is Error
+             * @default false
+             */
+            is_error: boolean;
+            /**
+             * Links
+             * @default []
+             */
+            links: components["schemas"]["ResultLink"][];
+            /** Structured */
+            structured?: {
+                [key: string]: unknown;
+            } | null;
+        };
+        /**
+         * ToolResultEvent
+         * @description A tool call has ended.
+         */
+        ToolResultEvent: {
+            /** Duration S */
+            duration_s: number;
+            /** Id */
+            id: string;
+            result: components["schemas"]["ToolResult"];
+            /** Tool */
+            tool: string;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "tool_result";
         };
         /**
          * ToolResultInput
@@ -4373,6 +4510,18 @@ export interface components {
             total: number;
         };
         /**
+         * TurnBegun
+         * @description Of the first event of a turn.
+         */
+        TurnBegun: {
+            /** Conversation Id */
+            conversation_id: string;
+            /** Turn Id */
+            turn_id: string;
+            /** Version */
+            version: number;
+        };
+        /**
          * UploadedBundle
          * @description What a config names: `nap-bundle://<bundle_id>` and the digest.
          */
@@ -4417,6 +4566,21 @@ export interface components {
             oom_kills: number | null;
             /** Pids */
             pids: number | null;
+        };
+        /**
+         * UsageEvent
+         * @description The model has completed an answer.
+         */
+        UsageEvent: {
+            /** Step */
+            step: number;
+            tokens: components["schemas"]["Tokens"];
+            total: components["schemas"]["Tokens"];
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            type: "usage";
         };
         /**
          * UsageSample

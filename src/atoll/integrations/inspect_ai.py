@@ -237,7 +237,11 @@ class AtollSandboxEnvironment(SandboxEnvironment):
         left = list(shared.sandboxes.values())
         if not cleanup:
             for box in left:
-                [kept] = await box.fork()
+                try:
+                    [kept] = await box.fork()
+                except atoll.AtollError as error:
+                    logger.warning("sandbox %s cannot be kept: %s", box.name, error)
+                    continue
                 logger.warning(
                     "sandbox %s is kept: `%s` opens a shell, `inspect sandbox cleanup atoll %s` destroys it",
                     kept.name,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_core import to_json
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.bundles.builtin import BUILTIN_TOOLS
@@ -44,6 +45,10 @@ MAX_CONFIGS = 1000
 """Of one tenant."""
 MAX_VERSIONS = 1000
 """Of one config. An older one is forgotten with each new one."""
+MAX_DEFINITION_BYTES = 1024 * 1024
+"""Of one version, as JSON."""
+MAX_TENANT_BYTES = 128 * 1024 * 1024
+"""Of all versions of all configs of a tenant. A list of configs is held in memory."""
 MAX_TOOLS = 128
 MAX_PROMPT_CHARS = 100_000
 MAX_SECRETS = 64
@@ -228,7 +233,7 @@ class AgentConfigs:
                 "created_at": now,
             }
             await connection.execute(sa.insert(agent_configs).values(row))
-            await self._add_version(connection, id, 1, definition, names, now)
+            await self._add_version(connection, tenant.name, id, 1, definition, names, now)
         return _config(id, 1, definition, names, 0, now, now)
 
     async def get(self, tenant: str, id: str, version: int | None = None) -> AgentConfig:
@@ -303,7 +308,7 @@ class AgentConfigs:
                 "secrets_version": old.version + 1 if secrets else row.secrets_version,
             }
             await connection.execute(sa.update(agent_configs).where(agent_configs.c.id == id).values(values))
-            await self._add_version(connection, id, old.version + 1, definition, names, now)
+            await self._add_version(connection, tenant.name, id, old.version + 1, definition, names, now)
             forgotten = agent_config_versions.c.version <= old.version + 1 - MAX_VERSIONS
             versions = sa.delete(agent_config_versions).where(agent_config_versions.c.config == id, forgotten)
             await connection.execute(versions)
@@ -342,6 +347,7 @@ class AgentConfigs:
     async def _add_version(
         self,
         connection: AsyncConnection,
+        tenant: str,
         id: str,
         version: int,
         definition: AgentDefinition,
@@ -349,6 +355,16 @@ class AgentConfigs:
         now: datetime,
     ) -> None:
         data = {**_stored(definition), "workspace_secret_names": [*secret_names]}
+        size = len(to_json(data))
+        if size > MAX_DEFINITION_BYTES:
+            raise InvalidRequest(f"an agent config may have {MAX_DEFINITION_BYTES} bytes as JSON; this one has {size}")
+        held = sa.select(sa.func.sum(sa.func.length(sa.cast(agent_config_versions.c.data, sa.Text))))
+        of_tenant = held.join(agent_configs).where(agent_configs.c.tenant == tenant)
+        if ((await connection.execute(of_tenant)).scalar_one() or 0) + size > MAX_TENANT_BYTES:
+            raise InvalidRequest(
+                f"the agent configs of a tenant may have {MAX_TENANT_BYTES} bytes with all of their versions; delete "
+                "one that is not needed"
+            )
         row = {"config": id, "version": version, "data": data, "created_at": now}
         await connection.execute(sa.insert(agent_config_versions).values(row))
 
@@ -433,6 +449,15 @@ def _check_prompt(definition: AgentDefinition) -> None:
                 f"{', '.join(f'{{{each}}}' for each in known)}{nearest(name, known)}. Give it in template_vars, or "
                 f"write {{{{{name[:100]}}}}} for braces that stay"
             )
+    # Before it is filled in: a placeholder may be in it thousands of times.
+    values = {**dict.fromkeys(GIVEN_VARIABLES, ""), **definition.template_vars}
+    size = len(definition.system_prompt) + sum(
+        len(values[name]) for name in _PLACEHOLDER.findall(definition.system_prompt)
+    )
+    if size > MAX_PROMPT_CHARS:
+        raise InvalidRequest(
+            f"system_prompt: it has {size} characters with template_vars filled in; it may have {MAX_PROMPT_CHARS}"
+        )
 
 
 def _check_client_side(definition: AgentDefinition, secret_names: builtins.list[str]) -> None:

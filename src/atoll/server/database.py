@@ -141,7 +141,7 @@ class Database:
     async def _in_thread(
         self, step: Callable[[Callable[[sa.Connection], T]], T], work: Callable[[sa.Connection], T]
     ) -> T:
-        async with self._turn:
+        async with self._taking_turn():
             with anyio.CancelScope(shield=True), _translating():
                 return await asyncio.get_running_loop().run_in_executor(self._thread, step, work)
             raise AssertionError("a shielded scope is not cancelled")
@@ -167,7 +167,7 @@ class Database:
         Raises:
             DatabaseUnavailable: it does not answer.
         """
-        async with self._turn:
+        async with self._taking_turn():
             with anyio.CancelScope(shield=True), _translating():
                 if not self.is_sqlite:
                     await self._append_remotely(table, rows)
@@ -204,11 +204,25 @@ class Database:
             stepping.engine.dispose()
 
     @asynccontextmanager
+    async def _taking_turn(self) -> AsyncIterator[None]:
+        """What SQLite lets only one do at a time. While another process holds its lock, each transaction before this
+        one waits for `_BUSY_S`; all of them together are not waited for."""
+        try:
+            with anyio.fail_after(_BUSY_S):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise _unavailable(error) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @asynccontextmanager
     async def _queue(self) -> AsyncIterator[None]:
         if not self.is_sqlite:
             yield
             return
-        async with self._turn:
+        async with self._taking_turn():
             yield
 
     async def aclose(self) -> None:

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Header, Path, Request
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 
+from atoll.agents.events import AgentEvent
 from atoll.bundles.results import MAX_PARTS, PartKind, read_result
 from atoll.contract.errors import Conflict, InvalidRequest
 from atoll.server.turns import ChatAnswer, ChatInput, ChatTurn
@@ -27,6 +28,7 @@ from atoll.surfaces.rest.event_stream import MEDIA_TYPE, EventStream, ServerEven
 from atoll.surfaces.rest.exec import CLIENT_LEFT, until_left, wants_events
 from atoll.surfaces.rest.idempotent import IdempotencyKey, once
 from atoll.surfaces.rest.pages import JsonBody, RequestBody, answer
+from atoll.tools.tool import StrictModel
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ToolReturnPart
@@ -85,6 +87,15 @@ class ChatBody(RequestBody):
     """Go on with a turn that failed, was cancelled or interrupted, where it ended."""
     conversation_id: str | None = Field(default=None, pattern=_UUID)
     """Unset: a new conversation."""
+
+
+class TurnBegun(StrictModel):
+    """Of the first event of a turn."""
+
+    turn_id: str
+    conversation_id: str
+    version: int
+    """The version of the config that the turn uses."""
 
 
 @router.post(
@@ -178,7 +189,7 @@ async def cancel(caller: Chatter, config: ConfigPath, turn: TurnPath) -> Respons
     "/turns/{turn}/events",
     operation_id="chat_turns_events",
     response_class=Response,
-    responses={**failures(404, 409), **streams(ChatTurn)},
+    responses={**failures(404, 409), **streams(TurnBegun | AgentEvent | ChatAnswer | None)},
 )
 async def events(
     caller: Chatter,
@@ -225,14 +236,14 @@ def _result(given: ToolResultInput) -> ToolReturnPart:
 
 async def _events(run: TurnRun, after: str | None) -> AsyncIterator[ServerEvent]:
     turn = run.turn
-    about = {"turn_id": turn.id, "conversation_id": turn.conversation, "version": turn.version}
-    yield ServerEvent("turn", about)
+    begun = TurnBegun(turn_id=turn.id, conversation_id=turn.conversation, version=turn.version)
+    yield ServerEvent("turn", begun)
     async for id, event in run.follow(after):
         yield ServerEvent("lost", None, id) if event is None else ServerEvent(event.type, event, id)
     yield ServerEvent("end", await run.answer())
 
 
 async def _ended_events(answer: ChatAnswer) -> AsyncIterator[ServerEvent]:
-    about = {"turn_id": answer.turn_id, "conversation_id": answer.conversation_id, "version": answer.version}
-    yield ServerEvent("turn", about)
+    begun = TurnBegun(turn_id=answer.turn_id, conversation_id=answer.conversation_id, version=answer.version)
+    yield ServerEvent("turn", begun)
     yield ServerEvent("end", answer)

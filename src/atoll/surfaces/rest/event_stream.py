@@ -30,7 +30,7 @@ STREAMED = "x-streamed"
 """In the OpenAPI document, until `openapi.py` has written what it means."""
 
 
-def streams(data: type) -> dict[int | str, dict[str, Any]]:
+def streams(data: Any) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that streams, with what the `data` of its events are."""
     return {
         **failures(),

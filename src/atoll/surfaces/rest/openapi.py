@@ -147,8 +147,9 @@ def _link(document: dict[str, Any]) -> None:
 
 
 def _add_link(source: dict[str, Any], target: str, passed: dict[str, Any]) -> None:
-    success = next(response for status, response in source["responses"].items() if status.startswith("2"))
-    success.setdefault("links", {})[target] = {"operationId": target, **passed}
+    for status, response in source["responses"].items():
+        if status.startswith("2"):
+            response.setdefault("links", {})[target] = {"operationId": target, **passed}
 
 
 def _path_names(operation: dict[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ in UTF-8. Everything else, and all that is wrong, is left to FastAPI: so there i
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -44,7 +43,11 @@ class PlainReader:
     def of(cls, route: APIRoute) -> PlainReader | None:
         """None: the route has parameters that are not read here, or its answer is made by FastAPI."""
         dependant = route.dependant
-        returned = typing.get_type_hints(route.endpoint).get("return")
+        returned = route.endpoint.__annotations__.get("return")
+        if isinstance(
+            returned, str
+        ):  # alone: to evaluate all annotations of all routes takes long
+            returned = getattr(route.endpoint, "__globals__", {}).get(returned)
         if not (inspect.iscoroutinefunction(route.endpoint) and isinstance(returned, type)):
             return None
         if not issubclass(returned, Response) or dependant.cookie_params or _asks_for_more(dependant):

@@ -13,10 +13,13 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import anyio
+import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import FastAPI, Request
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -43,6 +46,18 @@ DESCRIPTION = "Sandboxes for AI agents, on your own hardware. Every request need
 DESCRIPTION += "`Authorization: Bearer KEY`. Errors have one shape: `code`, `message`, `details`, `request_id`."
 
 
+class _Document(NamedTuple):
+    """The OpenAPI document, as programs and as people read it."""
+
+    json: bytes
+    page: bytes
+
+    @classmethod
+    def of(cls, app: FastAPI) -> _Document:
+        document = app.openapi()
+        return cls(to_json(document), docs_page.render(document).encode())
+
+
 class ServerApp:
     """The app, and what ends with it."""
 
@@ -50,6 +65,8 @@ class ServerApp:
         self.server = server
         self.is_stopping = False
         self._stopping: asyncio.Task[None] | None = None
+        self._documenting = anyio.Lock()
+        self._made: _Document | None = None
         self._metrics = ServerMetrics(server, door)
         self._mounted = [*_mcp(server, settings), *_messages(server, settings)]
         self.routes = self._make()
@@ -68,6 +85,7 @@ class ServerApp:
             title="Atoll",
             version=atoll.__version__,
             description=DESCRIPTION,
+            openapi_url=None,
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
@@ -80,6 +98,7 @@ class ServerApp:
         app.add_api_route("/readyz", self._readyz, methods=["GET", "HEAD"], include_in_schema=False)
         app.add_api_route("/metrics", self._metrics_text, methods=["GET"], include_in_schema=False)
         app.add_api_route("/", self._root, methods=["GET"], include_in_schema=False)
+        app.add_api_route("/openapi.json", self._openapi, methods=["GET"], include_in_schema=False)
         app.add_api_route("/docs", self._docs, methods=["GET"], include_in_schema=False)
         return app
 
@@ -117,9 +136,19 @@ class ServerApp:
         """For a person who opens the server's address in a browser."""
         return RedirectResponse("/docs", 303)
 
-    async def _docs(self, request: Request) -> Response:
-        page = docs_page.render(request.app.openapi())
-        return HTMLResponse(page, headers=docs_page.HEADERS)
+    async def _openapi(self) -> Response:
+        return Response((await self._document()).json, media_type="application/json")
+
+    async def _docs(self) -> Response:
+        return HTMLResponse((await self._document()).page, headers=docs_page.HEADERS)
+
+    async def _document(self) -> _Document:
+        """Made when it is first asked for, while other requests are answered: it takes a second. Both are for clients
+        without a key, so no request makes them anew."""
+        async with self._documenting:
+            if self._made is None:
+                self._made = await anyio.to_thread.run_sync(_Document.of, self.routes)
+        return self._made
 
     def begin_stop(self) -> None:
         """Requests that are under way go on; streams end with a reason."""

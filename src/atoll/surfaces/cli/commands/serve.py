@@ -5,6 +5,7 @@ Not here: the server (`surfaces/serve/`).
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -120,11 +121,14 @@ def _install(context: CommandContext, loaded: LoadedSettings, config: Path | Non
 async def _serve(context: CommandContext, loaded: LoadedSettings) -> int:
     from atoll.surfaces.cli import terminal
 
+    gc.disable()  # nothing is garbage while modules are imported and routes are made
     with needing_extra("the server", "server"):
         from atoll.surfaces.serve import logs, process
         from atoll.surfaces.serve.tls import how_to_trust
 
         def announce(ready: process.ReadyServer) -> None:
+            gc.freeze()  # what is there now stays: looking through it takes a tenth of a second each time
+            gc.enable()
             key = None if ready.first_key is None else ready.first_key.get_secret_value()
             authority = None if ready.authority is None else str(ready.authority)
             if context.as_json:
