@@ -226,8 +226,7 @@ async def test_limits_and_images_are_the_tasks_unless_the_run_says_otherwise(tmp
 async def test_the_sandbox_may_be_of_a_server(
     make_state_dir: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.executable", SERVER_PYTHON)
-    with running_server(make_state_dir()) as server:
+    with running_server(make_state_dir(), python=SERVER_PYTHON) as server:
         monkeypatch.setenv("ATOLL_URL", server.url)
         monkeypatch.setenv("ATOLL_API_KEY", server.key)
         result = await example.play(tmp_path)
