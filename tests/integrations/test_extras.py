@@ -10,7 +10,13 @@ import pytest
 
 @pytest.mark.parametrize(
     ("module", "framework", "extra"),
-    [("inspect_ai", "inspect_ai", "inspect"), ("pydantic_ai", "pydantic_ai", "pydantic-ai")],
+    [
+        ("deepagents", "deepagents", "deepagents"),
+        ("harbor", "harbor", "harbor"),
+        ("inspect_ai", "inspect_ai", "inspect"),
+        ("openai_agents", "agents", "openai-agents"),
+        ("pydantic_ai", "pydantic_ai", "pydantic-ai"),
+    ],
 )
 def test_a_framework_that_is_missing_is_named_with_the_extra_that_has_it(module, framework, extra):
     program = f"import sys; sys.modules[{framework!r}] = None; import atoll.integrations.{module}"

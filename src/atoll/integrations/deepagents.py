@@ -47,8 +47,8 @@ try:
     )
     from deepagents.backends.sandbox import MAX_BINARY_BYTES, MAX_OUTPUT_BYTES, TRUNCATION_MSG
 except ModuleNotFoundError as error:
-    missing = f"{__name__} needs {error.name}, which is not installed; {install_extra('deepagents')}"
-    raise ImportError(missing) from error
+    missing = (error.name or "a package").partition(".")[0]
+    raise ImportError(f"{__name__} needs {missing}, which is not installed; {install_extra('deepagents')}") from error
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class AtollBackend(SandboxBackendProtocol):
             for directory in _OFFLOADED:
                 await self._files.mkdir(directory, mode=0o777, user="root")
         except BaseException:
-            await self._engine.__aexit__(None, None, None)
+            await self._engine.aclose()
             raise
 
     async def _end(self) -> None:
@@ -130,7 +130,11 @@ class AtollBackend(SandboxBackendProtocol):
             if self._owned:
                 await self._box.destroy()
         finally:
-            await self._engine.__aexit__(None, None, None)
+            await self._engine.aclose()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:  # calls of other threads, which wait for them
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
     def close(self) -> None:
         """Destroy the sandbox, if it was not named, and disconnect. Closing twice does nothing."""
@@ -287,7 +291,7 @@ class AtollBackend(SandboxBackendProtocol):
         if not limit:
             nothing = {"no_lines_requested": True} if SINCE_0_7 else {}
             return ReadResult(file_data={"content": "", "encoding": "utf-8"}, **nothing)
-        page = _Page(offset, limit)
+        page = _LinePage(offset, limit)
         async with aclosing(self._files.stream(path)) as chunks:
             async for chunk in chunks:
                 if page.is_full and size > _COUNTED_BYTES:
@@ -392,7 +396,7 @@ class AtollBackend(SandboxBackendProtocol):
         found: list[FileInfo] = []
         for entry in entries:
             path, shown = posixpath.join(root, entry.name), _shown(entry.name)
-            if not matches(shown) or path.startswith(_VIRTUAL):
+            if not matches(shown) or (root == "/" and path.startswith(_VIRTUAL)):
                 continue
             kind = await self._kind(entry, path)
             if SINCE_0_7 and kind == "file":
@@ -414,7 +418,7 @@ class AtollBackend(SandboxBackendProtocol):
             return None
 
     async def _grep(self, pattern: str, path: str | None, glob: str | None, max_count: int | None) -> GrepResult:
-        root = path or self._box.info.cwd or "/"
+        root = posixpath.join(self._box.info.cwd or "/", path or ".")
         limit = MAX_FOUND if max_count is None else min(max_count, MAX_FOUND)
         try:
             included = utils.compile_grep_include_glob(glob) if glob and SINCE_0_7 else bool
@@ -430,7 +434,11 @@ class AtollBackend(SandboxBackendProtocol):
         except TimeoutError:
             return GrepResult(error=_TOO_LONG.format("grep"))
         found = [
-            {"path": _shown(posixpath.join(root, match.path)), "line": match.line, "text": match.text}
+            {
+                "path": _shown(posixpath.normpath(posixpath.join(root, match.path))),
+                "line": match.line,
+                "text": match.text,
+            }
             for match in matches
             if match.path == root or (included(_shown(match.path)) and ".git" not in match.path.split("/")[:-1])
         ]
@@ -442,6 +450,9 @@ class _Started:
     """A call in a loop of another thread: what it will give, and when nothing of it runs any more."""
 
     def __init__(self, call: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_closed():
+            call.close()
+            raise atoll.InvalidRequest("the backend is closed; make another")
         self.ended = threading.Event()
         self.future = asyncio.run_coroutine_threadsafe(self._run(call), loop)
 
@@ -452,7 +463,7 @@ class _Started:
             self.ended.set()
 
 
-class _Page:
+class _LinePage:
     """Lines `offset` to `offset + limit` of a text that comes in pieces. It keeps MAX_OUTPUT_BYTES of them at most."""
 
     def __init__(self, offset: int, limit: int) -> None:

@@ -9,8 +9,8 @@ the task nor the options say (`settings.py`). Images are not built here: a task 
 from __future__ import annotations
 
 import asyncio
+import os
 import posixpath
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ try:
     from harbor.models.task.config import NetworkMode, NetworkPolicy
     from harbor.models.trial.config import ResourceMode
 except ModuleNotFoundError as error:
-    missing = f"{__name__} needs {error.name}, which is not installed; {install_extra('harbor')}"
-    raise ImportError(missing) from error
+    missing = (error.name or "a package").partition(".")[0]
+    raise ImportError(f"{__name__} needs {missing}, which is not installed; {install_extra('harbor')}") from error
 
 _SESSION = "harbor/session"
 _MIB = 1024 * 1024
@@ -45,7 +45,7 @@ class AtollEnvironment(BaseEnvironment):
 
     image: instead of it, which a task with a Dockerfile needs: an image or a template that was built of it
     runtime: as in `Engine.create`
-    user: whom commands run as that name no user; unset, root, who is nobody outside
+    user: whom commands run as that name no user; unset, root, which is an unprivileged id outside
     limit_storage: whether the task's `storage_mb` is enforced, which not every machine can
     """
 
@@ -236,10 +236,24 @@ class AtollEnvironment(BaseEnvironment):
             copy = Path(scratch, "copy")
             await self.box.files.download(source_dir, copy, user="root")
 
-            def merge() -> None:
-                shutil.copytree(copy, target, symlinks=True, dirs_exist_ok=True, copy_function=shutil.move)
+            await anyio.to_thread.run_sync(_merge, copy, target)
 
-            await anyio.to_thread.run_sync(merge)
+
+def _merge(copy: Path, target: Path) -> None:
+    """Move what is in `copy` into `target`, replacing files.
+
+    A symlink of an earlier copy where this one has a directory is replaced too: what `download` checked of the symlinks
+    below, that none leads outside, holds for the directory only.
+    """
+    for directory, directories, files in os.walk(copy):
+        place = target / Path(directory).relative_to(copy)
+        if place.is_symlink() and place != target:
+            place.unlink()
+        place.mkdir(exist_ok=True)
+        for name in [*files, *directories]:
+            source = Path(directory, name)
+            if source.is_symlink() or name in files:
+                source.replace(place / name)
 
 
 async def _tell(pieces: MemoryObjectReceiveStream[tuple[str, str]], callback: OutputCallback) -> None:

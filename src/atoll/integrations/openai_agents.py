@@ -58,11 +58,13 @@ try:
     from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
     from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
 except ModuleNotFoundError as error:
-    missing = f"{__name__} needs {error.name}, which is not installed; {install_extra('openai-agents')}"
-    raise ImportError(missing) from error
+    missing = (error.name or "a package").partition(".")[0]
+    raise ImportError(
+        f"{__name__} needs {missing}, which is not installed; {install_extra('openai-agents')}"
+    ) from error
 
 UNUSED_TTL_S = 7 * 24 * 3600.0
-"""How long a sandbox is kept that nobody uses and nobody deleted, as after a crash. The options may say otherwise."""
+"""How long a sandbox is kept that is not used, and was not deleted, as after a crash. The options may say otherwise."""
 _LABEL = "openai-agents/session"
 _ROWS, _COLUMNS = 24, 80
 _CHUNK_BYTES = 64 * 1024
@@ -84,7 +86,7 @@ class AtollSandboxClientOptions(BaseSandboxClientOptions):
     """For every command. Those of the manifest go on top."""
     user: str = "root"
     """Who commands run as that name no user. Manifests make users and groups, which only root can; and root inside is
-    nobody outside."""
+    an unprivileged id outside."""
     network: atoll.NetworkPolicy | None = None
     """Unset: no connection leaves the sandbox."""
     from_checkpoint: str | None = None
@@ -92,7 +94,7 @@ class AtollSandboxClientOptions(BaseSandboxClientOptions):
     exposed_ports: tuple[int, ...] = ()
     """Ports inside for which `resolve_exposed_port` gives a URL."""
     ttl_s: float | None = UNUSED_TTL_S
-    """How long it is kept while nobody uses it. None: until it is deleted."""
+    """How long it is kept while it is not used. None: until it is deleted."""
 
 
 class AtollSandboxSessionState(SandboxSessionState):
@@ -103,7 +105,7 @@ class AtollSandboxSessionState(SandboxSessionState):
     options: AtollSandboxClientOptions
 
 
-class _Running:
+class _LiveCommand:
     """A command that a model reads bit by bit, in a terminal or not."""
 
     def __init__(self, process: atoll.Process, *, tty: bool) -> None:
@@ -160,7 +162,7 @@ class AtollSandboxSession(BaseSandboxSession):
         self.state = state
         self.box = box
         """The sandbox itself, for what the SDK has no method for."""
-        self._terminals: dict[int, _Running] = {}
+        self._terminals: dict[int, _LiveCommand] = {}
 
     @property
     def _root(self) -> str:
@@ -250,7 +252,7 @@ class AtollSandboxSession(BaseSandboxSession):
         except atoll.AtollError as error:
             _raise_transport(words, error)
         number = allocate_pty_process_id(set(self._terminals))
-        running = self._terminals[number] = _Running(process, tty=tty)
+        running = self._terminals[number] = _LiveCommand(process, tty=tty)
         yield_time_ms = clamp_pty_yield_time_ms(10_000 if yield_time_s is None else int(yield_time_s * 1000))
         return await self._update(number, running, yield_time_ms, max_output_tokens)
 
@@ -275,7 +277,7 @@ class AtollSandboxSession(BaseSandboxSession):
         return await self._update(session_id, running, yield_time_ms, max_output_tokens)
 
     async def _update(
-        self, number: int, running: _Running, yield_time_ms: int, max_output_tokens: int | None
+        self, number: int, running: _LiveCommand, yield_time_ms: int, max_output_tokens: int | None
     ) -> PtyExecUpdate:
         output, tokens, closed = await collect_pty_output(
             output_chunks=running.chunks,
@@ -342,7 +344,7 @@ class AtollSandboxSession(BaseSandboxSession):
         root = self._workspace_root_path()
         # With a slash, a pattern is for a path of the workspace, not for names anywhere in it.
         skipped = [f"./{_literal(path.as_posix())}" for path in self._persist_workspace_skip_relpaths()]
-        archive = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - whoever persists it closes it
+        archive = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - the snapshot closes it
         try:
             async with AsyncExitStack() as mounts:
                 for entry, path in self.state.manifest.ephemeral_mount_targets():
@@ -454,7 +456,7 @@ class AtollSandboxClient(BaseSandboxClient[AtollSandboxClientOptions]):
         return await engine.create(
             state.sandbox_name,
             image=options.image,
-            runtime=options.runtime,  # type: ignore[arg-type] # checked there
+            runtime=options.runtime,
             limits=options.limits,
             env=options.env,
             user=options.user,

@@ -183,6 +183,22 @@ async def test_what_an_environment_promises(environment: AtollEnvironment, tmp_p
         assert list(network.allow) == allowed
 
 
+async def test_no_symlink_leads_out_of_where_a_directory_was_downloaded_to(
+    environment: AtollEnvironment, tmp_path: Path
+) -> None:
+    """Each download is harmless by itself; the second one's link would be placed through the first one's."""
+    (tmp_path / "secret").write_text("of the host")
+    target = tmp_path / "logs"
+    await environment.exec("mkdir -p /l/d /l/x; ln -s ../x /l/d/e; mkdir -p /m/d/e; ln -s ../../secret /m/d/e/link")
+    await environment.download_dir("/l", target)
+    await environment.download_dir("/m", target)
+    assert not (target / "d/e").is_symlink()
+    assert [path.resolve() for path in target.rglob("link")] == [target / "secret"]
+    await environment.exec("ln -s ../../../secret /m/d/e/out")
+    with pytest.raises(atoll.PermissionDenied):
+        await environment.download_dir("/m", target)
+
+
 async def test_limits_and_images_are_the_tasks_unless_the_run_says_otherwise(tmp_path: Path) -> None:
     config = EnvironmentConfig(cpus=2, memory_mb=256)
     environment = make(tmp_path, config=config, image="host", files={"Dockerfile": "FROM x\n"})
@@ -210,8 +226,7 @@ async def test_limits_and_images_are_the_tasks_unless_the_run_says_otherwise(tmp
 async def test_the_sandbox_may_be_of_a_server(
     make_state_dir: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.executable", SERVER_PYTHON)
-    with running_server(make_state_dir()) as server:
+    with running_server(make_state_dir(), python=SERVER_PYTHON) as server:
         monkeypatch.setenv("ATOLL_URL", server.url)
         monkeypatch.setenv("ATOLL_API_KEY", server.key)
         result = await example.play(tmp_path)

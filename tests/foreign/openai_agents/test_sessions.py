@@ -267,8 +267,7 @@ async def test_the_example_runs(client: AtollSandboxClient) -> None:
 async def test_the_sandbox_may_be_of_a_server(
     make_state_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.executable", SERVER_PYTHON)
-    with running_server(make_state_dir()) as server:
+    with running_server(make_state_dir(), python=SERVER_PYTHON) as server:
         monkeypatch.setenv("ATOLL_URL", server.url)
         monkeypatch.setenv("ATOLL_API_KEY", server.key)
         async with AtollSandboxClient() as client:
