@@ -63,7 +63,7 @@ def csv_pipeline(csv_url: Cell[str]) -> dict[str, object]:
         files=["/tmp/chart.svg"],
         stdin=reactive.computed(lambda: json.dumps(stats.result), name="table"),
         env={"PROGRAM": CHART},
-        name="chart",
+        name="drawing",
     )
     return {
         NAME: "CSV Analyzer",

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         ArchiveRefused as ArchiveRefused,
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
+        BuildFailed as BuildFailed,
         BundleFailed as BundleFailed,
         BundleNotFound as BundleNotFound,
         CallerError as CallerError,
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
         SandboxShutdown as SandboxShutdown,
         ScriptFailed as ScriptFailed,
         ServerUnavailable as ServerUnavailable,
+        TemplateNotFound as TemplateNotFound,
         TenantExists as TenantExists,
         TenantNotFound as TenantNotFound,
         ToolCallError as ToolCallError,
@@ -150,6 +152,8 @@ if TYPE_CHECKING:
         SandboxInfo as SandboxInfo,
         StorageInfo as StorageInfo,
         SystemProcess as SystemProcess,
+        Template as Template,
+        TemplateVersion as TemplateVersion,
         Truncation as Truncation,
         Usage as Usage,
         Volume as Volume,
@@ -179,6 +183,7 @@ if TYPE_CHECKING:
         Engine as Engine,
         Images as Images,
         PoolOptions as PoolOptions,
+        Templates as Templates,
         Volumes as Volumes,
     )
     from atoll.runtime.project.changes import (
@@ -196,6 +201,7 @@ if TYPE_CHECKING:
         PooledSandbox as PooledSandbox,
         SandboxPool as SandboxPool,
     )
+    from atoll.runtime.state.templates import TemplateStore as TemplateStore
     from atoll.runtime.state.volumes import VolumeStore as VolumeStore
     from atoll.settings import Settings as Settings
     from atoll.tools import export as export
@@ -233,27 +239,27 @@ _HOMES = {
     "atoll.code.tool": "code_tool",
     "atoll.contract.driver": "Capabilities Diagnostic",
     "atoll.contract.errors": """
-        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded BundleFailed BundleNotFound CallerError
+        ApprovalNotFound ArchiveRefused AtollError BudgetExceeded BuildFailed BundleFailed BundleNotFound CallerError
         CheckpointExists CheckpointNotFound CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict
         ConversationNotFound DatabaseUnavailable DiskFull ExecTimeout FetchFailed FileError Forbidden
         GuestProtocolError GuestUnresponsive IdempotencyMismatch ImageNotFound ImageUnavailable InvalidRequest
         KeyNotFound LaunchFailed ModelFailed ModelUnavailable NotCheckpointable OutcomeUnknown PathExists
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound
         ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists
-        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TenantExists TenantNotFound
+        SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TemplateNotFound TenantExists TenantNotFound
         TooManyProcesses ToolCallError
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """
         Checkpoint ExecBytes ExecResult Exited ExportResult FileChange FileEntry FileStat Gap GcResult Limits
-        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Truncation Usage
-        Volume WarmPool
+        Match Mount Output Preview ProcessEvent ProcessInfo SandboxInfo StorageInfo SystemProcess Template
+        TemplateVersion Truncation Usage Volume WarmPool
     """,
     "atoll.contract.network": "AuditRecord NetworkPolicy",
     "atoll.contract.secret": "Secret",
     "atoll.client.engine": "connect",
     "atoll.runtime.engine": "open",
-    "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Volumes",
+    "atoll.runtime.interface": "CreateOptions Engine Images PoolOptions Templates Volumes",
     "atoll.runtime.guest.files": "Files",
     "atoll.runtime.guest.ports": "Listener PortConnection",
     "atoll.runtime.guest.process": "Process ProcessInput",
@@ -262,6 +268,7 @@ _HOMES = {
     "atoll.runtime.project.project": "Project ProjectCopy",
     "atoll.runtime.sandbox": "Sandbox",
     "atoll.runtime.sandbox_pool": "PoolDescription PooledSandbox SandboxPool",
+    "atoll.runtime.state.templates": "TemplateStore",
     "atoll.runtime.state.volumes": "VolumeStore",
     "atoll.settings": "Settings",
     "atoll.tools": "export",

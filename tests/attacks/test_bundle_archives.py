@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import io
+import json
 import struct
 import tarfile
 import tracemalloc
@@ -13,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from atoll.bundles import schemas
 from atoll.bundles.archive import LIMITS, MAX_ENTRIES, ArchiveLimits, read_bundle
+from atoll.bundles.schemas import MAX_SOURCES_BYTES
 from atoll.contract.errors import BundleFailed
 from tests.bundles.making import entry, manifest, tar
 
@@ -159,6 +163,36 @@ async def test_headers_that_say_two_things_or_nonsense_are_refused(
 ) -> None:
     content = gzip.compress(tar(GOOD)[: 4 * 512] + between + b"\0" * 1024)
     assert expected in await refused(tmp_path, content)
+
+
+DENSE = {
+    "deep": "x = " + "-" * 90_000 + "1",
+    "long": "x = " + "<".join("1" * 120_000),
+    "nested": "def run(args: " + "a[" * 20_000 + "int" + "]" * 20_000 + "): ...",
+    "calls": "x = a" + "()" * 100_000,
+    "branches": "if 1: pass\n" + "elif 1: pass\n" * 15_000,
+}
+
+
+async def test_sources_that_are_dear_to_parse_are_parsed_once_and_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+
+    def parse(source: str) -> ast.Module:
+        parsed.append(len(source))
+        return schemas.parse(source)
+
+    monkeypatch.setitem(read_bundle.__globals__, "parse", parse)
+    files = {f"tools/{name}.py": f"{source}\ndef run(args): ...\n".encode() for name, source in DENSE.items()}
+    tools = [{"name": f"{name}{number}", "entrypoint": f"tools.{name}:run"} for name in DENSE for number in range(20)]
+    made = json.dumps({"schema_version": 1, "tools": tools}).encode()
+    entries = [entry("manifest.json", made), *(entry(name, content) for name, content in files.items())]
+    (tmp_path / "made.tgz").write_bytes(gzip.compress(tar(entries)))
+    read = await read_bundle(tmp_path / "made.tgz")
+    assert [tool.input_schema["type"] for tool in read.tools] == ["object"] * 100
+    assert len(parsed) == len(DENSE)
+    assert sum(parsed) <= MAX_SOURCES_BYTES < sum(map(len, files.values()))
 
 
 async def test_a_second_archive_behind_the_first_is_refused(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from atoll.bundles.manifest import ManifestTool
-from atoll.bundles.schemas import describe
+from atoll.bundles.schemas import describe, parse
 
 OPEN = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
 def schema_of(source: str, **more: Any) -> Any:
-    return describe(ManifestTool(name="a_tool", entrypoint="tools.main:run", **more), dedent(source)).input_schema
+    tool = ManifestTool(name="a_tool", entrypoint="tools.main:run", **more)
+    return describe(tool, parse(dedent(source))).input_schema
 
 
 def test_the_manifest_counts_before_the_source() -> None:
@@ -24,15 +25,15 @@ def test_the_manifest_counts_before_the_source() -> None:
         description="Mine.",
         input_schema={"properties": {"path": {"type": "string"}}},
     )
-    told = describe(tool, "def run(other: int):\n    '''Theirs.'''\n")
+    told = describe(tool, parse("def run(other: int):\n    '''Theirs.'''\n"))
     assert told.description == "Mine."
     assert told.input_schema == {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
 def test_the_description_is_the_first_paragraph_of_the_docstring_else_the_name() -> None:
     tool = ManifestTool(name="read_it", entrypoint="tools.main:run")
-    assert describe(tool, 'def run(args):\n    """Read\n    it.\n\n    More."""').description == "Read it."
-    assert describe(tool, "def run(args): ...").description == "read it"
+    assert describe(tool, parse('def run(args):\n    """Read\n    it.\n\n    More."""')).description == "Read it."
+    assert describe(tool, parse("def run(args): ...")).description == "read it"
 
 
 def test_a_dict_is_described_by_the_docstring() -> None:

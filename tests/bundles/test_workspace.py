@@ -21,6 +21,7 @@ from atoll.runtime.engine import LocalEngine
 from atoll.runtime.interface import Engine
 from atoll.testing.plugin import STRICT
 from atoll.testing.waiting import eventually
+from atoll.tools.tool import ToolResult
 from tests.bundles.conftest import MakeWorkspace
 from tests.bundles.making import manifest, packed, stored
 
@@ -291,6 +292,28 @@ async def test_a_boot_that_is_not_admitted_leaves_nothing(
     assert recorded.instances[-1].reason is None
     assert await engine.list() == []
     assert await engine.volumes.list() == []
+
+
+async def test_a_workspace_that_is_removed_while_it_boots_does_not_wait_for_the_build(
+    engine: Engine, workspaces: MakeWorkspace, archive: Path
+) -> None:
+    made = packed(SOURCE, manifest("read", build_command="sleep 500"))
+    workspace, recorded = workspaces("removed", await stored(archive, made))
+    results: list[ToolResult] = []
+
+    async def call() -> None:
+        results.append(await workspace.tools(["read"]).handle_tool_call("read", {"path": "x"}))
+
+    async def is_building() -> bool:
+        return any(each.name.startswith("bundle-build-") for each in await engine.list())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await eventually(is_building, "it is being built")
+        await workspace.destroy()
+    assert "the workspace was removed while it was booted" in results[0].text
+    assert (recorded.states, recorded.instances[-1].reason) == (["provisioning", "failed"], None)
+    assert (await engine.list(), await engine.volumes.list(), await engine.checkpoints()) == ([], [], [])
 
 
 async def test_files_for_which_there_is_no_room_are_not_begun(

@@ -150,7 +150,7 @@ def test_public_names_are_exactly_these() -> None:
     """The public API is pinned: adding or removing a name is a decision, with a line in the changelog."""
     names = """
     Agent AgentEvent AgentStream Answer Approval ApprovalDecision ApprovalNotFound ApprovalRequest Approver
-    ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded BundleFailed
+    ArchiveRefused AskingApprover AtollError AuditEntry AuditRecord Budget BudgetExceeded BuildFailed BundleFailed
     BundleNotFound CallRecord CallerError Capabilities Checkpoint CheckpointExists CheckpointNotFound Children
     CodeAudit CodeConfig CodeExecutor CodeSessionBusy CodeSessionNotFound ConfigNotFound Conflict
     ConversationNotFound CreateOptions DatabaseUnavailable Diagnostic DiskFull Engine ExecBytes ExecResult
@@ -163,7 +163,8 @@ def test_public_names_are_exactly_these() -> None:
     ProgrammaticToolOrchestrator Project ProjectChange ProjectChanges ProjectConflict ProjectCopy QuotaExceeded
     RateLimited RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
     SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
-    ServerUnavailable Settings StorageInfo StoredApprovals SystemProcess TaskEvent Tasks TenantExists TenantNotFound
+    ServerUnavailable Settings StorageInfo StoredApprovals SystemProcess TaskEvent Tasks Template TemplateNotFound
+    TemplateStore TemplateVersion Templates TenantExists TenantNotFound
     TextEvent ThinkingEvent Tokens TooManyProcesses Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry
     ToolResult ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume
     VolumeExists VolumeNotFound VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools connect export

@@ -112,6 +112,14 @@ def test_output_comes_while_the_command_runs(box: Sandbox) -> None:
     assert ran.stdout == "first\nsecond\n"
 
 
+def test_a_command_whose_sandbox_is_killed_says_so(server: RunningServer) -> None:
+    made = Sandbox.create(timeout=60, mcp={})
+    running = made.commands.run("sleep 1000", background=True)
+    made.kill()
+    with pytest.raises(TimeoutException, match="The sandbox was killed or reached its end of life"):
+        running.wait()
+
+
 def test_a_terminal_can_be_typed_in_and_resized(box: Sandbox) -> None:
     output = bytearray()
     terminal = box.pty.create(PtySize(rows=24, cols=80))
@@ -189,17 +197,27 @@ def test_what_is_roots_can_be_written_and_is_then_the_users(box: Sandbox) -> Non
     assert (info.owner, box.files.get_info("/opt/mine").owner) == ("user", "user")
 
 
-def test_changes_are_watched(box: Sandbox) -> None:
+def test_changes_are_watched_as_at_e2b(box: Sandbox) -> None:
     box.files.make_dir("watched")
     watch = box.files.watch_dir("watched", recursive=True)
+    seen: list[tuple[str, str]] = []
+
+    def has_seen(*wanted: tuple[str, str]) -> bool:
+        seen.extend((each.type.value, each.name) for each in watch.get_new_events())
+        return seen[-len(wanted) :] == [*wanted]
+
     box.files.write("watched/new", "x")
-    seen: list[str] = []
-
-    def has_new() -> bool:
-        seen.extend(each.name for each in watch.get_new_events())
-        return "new" in seen
-
-    wait_for(has_new)
+    wait_for(lambda: has_seen(("create", "new"), ("chmod", "new"), ("write", "new")))
+    assert len(seen) == 3
+    inode = box.commands.run("stat -c %i watched/new").stdout
+    box.files.write("watched/new", "other")
+    wait_for(lambda: has_seen(("chmod", "new"), ("write", "new"), ("write", "new")))
+    assert box.commands.run("stat -c %i watched/new").stdout == inode
+    box.files.make_dir("watched/below")
+    box.files.write("watched/below/one", "x" * 2_000_000)
+    wait_for(lambda: has_seen(("chmod", "below/one"), ("write", "below/one")))
+    assert ("create", "below") in seen
+    assert ("create", "below/one") in seen
     watch.stop()
     with pytest.raises(NotFoundException):
         box.files.watch_dir("missing")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from atoll.testing.plugin import STRICT
@@ -35,3 +36,7 @@ def test_every_call_of_the_javascript_sdks_works(server: RunningServer) -> None:
         check=False,
     )
     assert walked.returncode == 0, walked.stdout
+    with httpx2.Client(base_url=server.url, headers=server.headers) as client:
+        client.delete("/templates/from-js").raise_for_status()
+        for each in client.get("/api/v1/checkpoints").json()["items"]:
+            client.delete(f"/api/v1/checkpoints/{each['id']}").raise_for_status()

@@ -1,16 +1,22 @@
-"""A server on loopback that plays the internet."""
+"""A server on loopback that plays the internet, and what it can serve."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
 from anyio.abc import ByteStream
 
-from tests.egress.world import serving
+from atoll.reactive import Graph
+from atoll.runtime.engine import LocalEngine
+from tests.egress.world import World, serving
 
 
 class Site:
@@ -92,3 +98,50 @@ async def serving_site() -> AsyncIterator[Site]:
 
     async with serving(answer) as site.port:
         yield site
+
+
+@contextmanager
+def names_for(graph: Graph, host: LocalEngine, site: Site) -> Iterator[World]:
+    """Names that lead to the site, for sandboxes and for the graph."""
+    world = World()
+    world.servers = {("*", 80): site.port}
+    graph.connector = host.egress_servers.connector = world.connector
+    yield world
+    host.egress_servers.connector = None
+
+
+def publish_repository(site: Site, directory: Path) -> None:
+    """A repository that the site serves as git's own servers do."""
+
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *identity, *words], cwd=directory, check=True, capture_output=True)
+
+    git("init", "work")
+    (directory / "work/a.ts").write_text("let a = 1\nlet b = 2\n")
+    (directory / "work/b.ts").write_text("let c = 3\n")
+    (directory / "work/c.js").write_text("0\n")
+    git("-C", "work", "add", ".")
+    git("-C", "work", "commit", "-m", "all")
+    git("clone", "--bare", "work", "sea/tide")
+    git("-C", "sea/tide", "config", "http.receivepack", "false")
+    site.git_root = directory
+
+
+TYPESCRIPT = Path(__file__).parents[2] / "clients/typescript/node_modules/typescript"
+
+
+def publish_typescript(site: Site) -> None:
+    """The compiler as a package that npm installs."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=1) as tar:
+        tar.add(TYPESCRIPT, "package")
+    about = json.loads((TYPESCRIPT / "package.json").read_text())
+    version = about["version"]
+    site.page("/typescript.tgz", made.getvalue(), kind="application/octet-stream")
+    about["dist"] = {"tarball": "http://npm.example.com/typescript.tgz"}
+    site.page(
+        "/typescript",
+        json.dumps({"name": "typescript", "dist-tags": {"latest": version}, "versions": {version: about}}),
+        kind="application/json",
+    )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
-import subprocess
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from atoll.reactive.rendering import to_text
 from atoll.reactive.svg import sanitised_svg
 from atoll.runtime.engine import LocalEngine
 from tests.egress.world import SITE, World
-from tests.reactive.site import Site
+from tests.reactive.site import TYPESCRIPT, Site, names_for, publish_repository, publish_typescript
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,18 +172,14 @@ async def test_the_agent_works_in_a_sandbox_and_again_for_another_task(monkeypat
 
 @pytest.fixture
 async def world(graph: Graph, host: LocalEngine, site: Site) -> AsyncIterator[World]:
-    """Names that lead to the site, for sandboxes and for the graph."""
-    world = World()
-    world.servers = {("*", 80): site.port}
-    graph.connector = host.egress_servers.connector = world.connector
-    yield world
-    host.egress_servers.connector = None
+    with names_for(graph, host, site) as world:
+        yield world
 
 
 async def test_repo_stats_puts_together_an_api_and_a_clone(
     graph: Graph, site: Site, world: World, tmp_path: Path
 ) -> None:
-    _publish_repository(site, tmp_path)
+    publish_repository(site, tmp_path)
     site.page("/repos/sea/tide", json.dumps({"name": "tide", "stargazers_count": 7}))
     for name in ("api.example.com", "git.example.com"):
         world.name(name, [SITE])
@@ -197,32 +190,11 @@ async def test_repo_stats_puts_together_an_api_and_a_clone(
     assert "Stars: 7\nTypeScript lines: 3" in to_text(running.view.tree())
 
 
-def _publish_repository(site: Site, directory: Path) -> None:
-    """A repository that the site serves as git's own servers do."""
-
-    def git(*words: str) -> None:
-        identity = ["-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "init.defaultBranch=main"]
-        subprocess.run(["git", *identity, *words], cwd=directory, check=True, capture_output=True)
-
-    git("init", "work")
-    (directory / "work/a.ts").write_text("let a = 1\nlet b = 2\n")
-    (directory / "work/b.ts").write_text("let c = 3\n")
-    (directory / "work/c.js").write_text("0\n")
-    git("-C", "work", "add", ".")
-    git("-C", "work", "commit", "-m", "all")
-    git("clone", "--bare", "work", "sea/tide")
-    git("-C", "sea/tide", "config", "http.receivepack", "false")
-    site.git_root = directory
-
-
-TYPESCRIPT = ROOT / "clients/typescript/node_modules/typescript"
-
-
 @pytest.mark.skipif(not TYPESCRIPT.is_dir(), reason="the TypeScript compiler is not installed in clients/typescript")
 async def test_the_typescript_compiler_returns_javascript_and_declarations(
     graph: Graph, site: Site, world: World
 ) -> None:
-    _publish_package(site)
+    publish_typescript(site)
     world.name("npm.example.com", [SITE])
     graph.network = NetworkPolicy(allow=["npm.example.com:80"])
     running = example("typescript_compiler")(
@@ -234,22 +206,6 @@ async def test_the_typescript_compiler_returns_javascript_and_declarations(
     running.set("source_code", "export const x: number = 'text';")
     await settled(running)
     assert "Type 'string' is not assignable" in to_text(running.view.tree())
-
-
-def _publish_package(site: Site) -> None:
-    """The compiler as a package that npm installs."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=1) as tar:
-        tar.add(TYPESCRIPT, "package")
-    about = json.loads((TYPESCRIPT / "package.json").read_text())
-    version = about["version"]
-    site.page("/typescript.tgz", made.getvalue(), kind="application/octet-stream")
-    about["dist"] = {"tarball": "http://npm.example.com/typescript.tgz"}
-    site.page(
-        "/typescript",
-        json.dumps({"name": "typescript", "dist-tags": {"latest": version}, "versions": {version: about}}),
-        kind="application/json",
-    )
 
 
 async def test_public_names_are_exactly_these() -> None:

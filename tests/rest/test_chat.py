@@ -14,6 +14,7 @@ import anyio
 import httpx2
 import pytest
 
+from atoll.server.conversations import Conversations
 from atoll.server.tenants import Quotas
 from atoll.testing.waiting import eventually
 from tests.agents.conftest import Anthropic
@@ -415,6 +416,20 @@ async def test_budgets_end_a_turn_and_then_a_config(
     assert (await client.get(f"/api/v1/configs/{slow}")).json()["tokens_spent"] == 240 + 120 + 920
 
 
+async def test_a_conversation_does_not_grow_without_end(
+    client: httpx2.AsyncClient, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await say(client, config, message="two at once")
+    talk, calls = first["conversation_id"], first["tool_calls"]
+    results = [{"tool_call_id": call["id"], "name": call["name"], "content": "x" * 900_000} for call in calls]
+    monkeypatch.setitem(Conversations.give.__globals__, "MAX_CONVERSATION_CHARS", 1_000_000)
+    status, told = await refused(client, config, conversation_id=talk, tool_results=results)
+    assert (status, "a conversation may have 1000000 characters, and this has 18" in told) == (400, True)
+    shown = (await client.get(f"/api/v1/conversations/{talk}")).json()
+    assert [each["role"] for each in shown["messages"]] == ["user", "assistant"]  # nothing of it was stored
+    assert shown["turns"][0]["status"] == "waiting"
+
+
 async def test_the_tenants_quota_of_tokens_is_spent_by_turns(
     served: Served, scripts: Path, anthropic: Anthropic
 ) -> None:
@@ -507,6 +522,11 @@ async def test_a_change_makes_a_version_and_turns_say_which_they_used(
             {"system_prompt": "Hello {user_name}"},
             400,
             "the placeholder {user_name} has no value; there are {tenant_name}, {agent_name}, {date}",
+        ),
+        (
+            {"system_prompt": "{a}" * 30_000, "template_vars": {"a": "x" * 16_000}},
+            400,
+            "480090000 characters with template_vars filled in; it may have 100000",
         ),
         ({"template_vars": {"date": "today"}}, 400, "'date' is given by the server"),
         ({"tools_config": ["a", "a"]}, 400, "'a' is named twice"),

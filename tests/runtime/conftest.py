@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +49,9 @@ class Owner:
 
     async def connect(self, id: str) -> ByteStream:
         return await self._connect()
+
+    def take_start(self, id: str) -> Sequence[str]:
+        return ()
 
     def oom_kills(self, id: str) -> int | None:
         return self._host.oom_kills

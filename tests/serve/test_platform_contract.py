@@ -34,6 +34,17 @@ def run(args):
         return {"ok": False, "content": f"not found: {args.get('path')}"}
     return {"ok": True, "content": target.read_text()}
 """
+PICTURE = """
+def run(args):
+    return {
+        "ok": True,
+        "content": [
+            {"kind": "text", "content": "Here's the screenshot:"},
+            {"kind": "image-url", "url": "data:image/png;base64,iVBORw0KGgo="},
+            {"kind": "document-url", "url": "https://example.com/a.pdf"},
+        ],
+    }
+"""
 WRITE_FILE = """
 import os
 from pathlib import Path
@@ -70,6 +81,27 @@ SCRIPT = {
                 {"text": "The page says Sea.", "expect": {"result": [{"contains": ["not found"], "error": True}]}},
             ],
         },
+        {
+            "prompt": "picture",
+            "step": [
+                {"call": [{"tool": "read_file", "input": {}}]},
+                {
+                    "text": "A picture.",
+                    "expect": {
+                        "result": [
+                            {"contains": ["Here's the screenshot:", "[document] https://example.com/a.pdf"]},
+                        ]
+                    },
+                },
+            ],
+        },
+        {
+            "prompt": "broken",
+            "step": [
+                {"call": [{"tool": "read_file", "input": {}}]},
+                {"text": "It is broken.", "expect": {"result": [{"contains": ["bundle_"], "error": True}]}},
+            ],
+        },
     ]
 }
 
@@ -97,11 +129,11 @@ class Curl:
         return json.loads(done.stdout) if done.stdout else None
 
 
-def packed() -> bytes:
+def packed(read_file: str = READ_FILE, **manifest: Any) -> bytes:
     files = {
-        "manifest.json": json.dumps(MANIFEST),
+        "manifest.json": json.dumps({**MANIFEST, **manifest}),
         "tools/__init__.py": "",
-        "tools/read_file.py": READ_FILE,
+        "tools/read_file.py": read_file,
         "tools/write_file.py": WRITE_FILE,
     }
     target = io.BytesIO()
@@ -141,11 +173,15 @@ def test_tools_that_the_client_runs(server: Curl) -> None:
     assert done["conversation_id"] == asked["conversation_id"]
 
 
-def test_tools_in_a_bundle(server: Curl) -> None:
-    bundle = packed()
-    uploaded = server(
+def upload(server: Curl, bundle: bytes) -> Any:
+    return server(
         "/api/v1/bundles", "-X", "POST", "-H", "Content-Type: application/gzip", "--data-binary", "@-", data=bundle
     )
+
+
+def test_tools_in_a_bundle(server: Curl) -> None:
+    bundle = packed()
+    uploaded = upload(server, bundle)
     assert uploaded["bundle_id"].startswith("bdl_")
     assert (uploaded["sha256"], uploaded["size_bytes"]) == (hashlib.sha256(bundle).hexdigest(), len(bundle))
     body: dict[str, Any] = {
@@ -171,6 +207,31 @@ def test_tools_in_a_bundle(server: Curl) -> None:
     refused = server("/api/v1/configs", "-X", "POST", body={**body, "provisioning_bundle": wrong})
     assert refused["details"]["reason"] == "bundle_integrity_failed"
 
+    # An edited tool: pack it again, upload it, and point the config at it. The next chat has it.
+    edited = upload(server, packed(PICTURE))
+    handle = {"url": f"nap-bundle://{edited['bundle_id']}", "sha256": edited["sha256"]}
+    changed = server(f"/api/v1/configs/{config['id']}", "-X", "PATCH", body={"provisioning_bundle": handle})
+    assert changed["provisioning_bundle"] == handle
+    assert "ghp_" not in json.dumps(changed)
+    reply = server(f"/api/v1/chat/{config['id']}", "-X", "POST", body={"message": "picture"})
+    assert reply.get("response") == "A picture.", reply
+
     other = server("/api/v1/configs", "-X", "POST", body={**body, "name": "Another site"})
+    for broken, reason, words in (
+        (packed(build_command="echo no compiler; exit 3"), "bundle_build_failed", "exit code 3:\nno compiler"),
+        (packed("import no_such_module"), "bundle_entrypoint_invalid", "No module named 'no_such_module'"),
+    ):
+        made = upload(server, broken)
+        handle = {"url": f"nap-bundle://{made['bundle_id']}", "sha256": made["sha256"]}
+        server(f"/api/v1/configs/{other['id']}", "-X", "PATCH", body={"provisioning_bundle": handle})
+        reply = server(f"/api/v1/chat/{other['id']}", "-X", "POST", body={"message": "broken"})
+        assert reply.get("response") == "It is broken.", reply
+        instance = server(f"/api/v1/configs/{other['id']}/workspace/instances")["items"][-1]
+        shown = server(f"/api/v1/configs/{other['id']}/workspace/instances/{instance['external_id']}")
+        assert (shown["state"], shown["reason"]) == ("failed", reason)
+        assert words in shown["message"]
+        assert words in shown["log"]
+    refused = upload(server, packed(schema_version=2))
+    assert refused["details"]["reason"] == "bundle_manifest_invalid"
     for each in (config, other):
         assert server(f"/api/v1/configs/{each['id']}", "-X", "DELETE") is None

@@ -112,5 +112,5 @@ async def test_many_secrets_and_large_results_do_not_stop_the_server() -> None:
     for _ in searching:  # each time it yields to the loop
         now = time.monotonic()
         longest, last, steps = max(longest, now - last), now, steps + 1
-    assert steps > 300
+    assert steps > 100
     print(f"{steps} steps, the longest {longest * 1000:.0f} ms")

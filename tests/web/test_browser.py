@@ -5,6 +5,7 @@ With ATOLL_SCREENSHOTS, a directory, pages are photographed there in light and d
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import AsyncIterator
@@ -17,10 +18,12 @@ import pytest
 from playwright.async_api import Browser, Page, Playwright, Request, async_playwright, expect
 
 from atoll import Engine, NetworkPolicy, reactive
-from atoll.reactive import NAME, UI, Cell, Graph, view
+from atoll.reactive import NAME, UI, Cell, Graph, Pattern, view
 from atoll.reactive.patterns import load_pattern
+from atoll.runtime.engine import LocalEngine
 from atoll.testing.waiting import BOUND_S
-from tests.reactive.site import serving_site
+from tests.egress.world import SITE
+from tests.reactive.site import TYPESCRIPT, names_for, publish_repository, publish_typescript, serving_site
 from tests.web.hostile import hostile
 from tests.web.serving import page_of
 
@@ -103,6 +106,10 @@ async def graph(host: Engine) -> AsyncIterator[Graph]:
     async with Graph(host) as graph:
         yield graph
     assert await host.list() == []
+
+
+def example(name: str) -> Pattern:
+    return load_pattern(str(EXAMPLES / f"{name}.py"))
 
 
 async def photograph(page: Page, name: str) -> None:
@@ -247,7 +254,7 @@ async def test_what_a_sandbox_prints_does_nothing_in_a_browser(visitor: Visitor)
 
 
 async def test_the_python_runner_runs_what_is_typed(visitor: Visitor, graph: Graph) -> None:
-    async with page_of(load_pattern(str(EXAMPLES / "python_runner.py"))()) as url, visitor.at(url) as page:
+    async with page_of(example("python_runner")()) as url, visitor.at(url) as page:
         await expect(page.locator(".output")).to_contain_text("hello from Python 3.")
         code = page.get_by_label("code")
         await code.fill("import time\nprint('half', flush=True)\ntime.sleep(600)\n")
@@ -266,7 +273,7 @@ async def test_the_python_runner_runs_what_is_typed(visitor: Visitor, graph: Gra
 
 
 async def test_the_shell_remembers_what_was_entered(visitor: Visitor, graph: Graph) -> None:
-    async with page_of(load_pattern(str(EXAMPLES / "shell_repl.py"))()) as url, visitor.at(url) as page:
+    async with page_of(example("shell_repl")()) as url, visitor.at(url) as page:
         line = page.get_by_label("$")
         await line.fill("greeting=calm; echo $greeting > kept; ls")
         await line.press("Enter")
@@ -285,7 +292,7 @@ async def test_the_csv_pipeline_draws_its_charts(visitor: Visitor, graph: Graph)
     async with serving_site() as site:
         graph.network = NetworkPolicy(allow=[site.rule])
         url_of_csv = site.page("/tides.csv", "height,wind,name\n1,7,<b>\n3,4,b\n2,6,c\n2.5,3,d\n")
-        running = load_pattern(str(EXAMPLES / "csv_pipeline.py"))(csv_url=f"{site.url}/nothing")
+        running = example("csv_pipeline")(csv_url=f"{site.url}/nothing")
         async with page_of(running) as url, visitor.at(url) as page:
             await expect(page.get_by_role("alert")).to_contain_text("404")
             await expect(page.get_by_role("status")).to_have_text("Failed")
@@ -303,3 +310,35 @@ async def test_the_csv_pipeline_draws_its_charts(visitor: Visitor, graph: Graph)
             await page.get_by_text("The same as a table").click()
             await expect(page.get_by_role("cell", name="fetch_data")).to_be_visible()
             await photograph(page, "csv")
+
+
+async def test_the_other_examples_work_on_a_page_too(
+    visitor: Visitor, graph: Graph, host: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ATOLL_MODEL", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    async with serving_site() as site:
+        with names_for(graph, host, site) as world:
+            for name in ("api.example.com", "git.example.com", "npm.example.com"):
+                world.name(name, [SITE])
+            graph.network = NetworkPolicy(allow=["*.example.com:80"])
+            publish_repository(site, tmp_path)
+            site.page("/repos/sea/tide", json.dumps({"name": "tide", "stargazers_count": 7}))
+            inputs = {"api": "http://api.example.com", "site": "http://git.example.com", "repo_url": "sea/none"}
+            async with page_of(example("repo_stats")(**inputs)) as url, visitor.at(url) as page:
+                await expect(page.get_by_role("alert").first).to_be_visible()
+                await page.get_by_label("repository").fill("sea/tide")
+                await expect(page.get_by_role("heading", name="Repo: tide")).to_be_visible()
+                await expect(page.get_by_text("TypeScript lines: 3")).to_be_visible()
+                await photograph(page, "repository")
+            async with page_of(example("agent")()) as url, visitor.at(url) as page:
+                await expect(page.get_by_text("It has Python 3.")).to_be_visible()
+                await photograph(page, "agent")
+            if TYPESCRIPT.is_dir():
+                publish_typescript(site)
+                running = example("typescript_compiler")(registry="http://npm.example.com/")
+                async with page_of(running) as url, visitor.at(url) as page:
+                    await expect(page.get_by_text("compiling")).to_be_visible()
+                    await graph.settled()  # npm and the compiler take their time
+                    await expect(page.get_by_text("export const double = (n) => n * 2;")).to_be_visible()
+                    await photograph(page, "typescript")

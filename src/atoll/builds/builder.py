@@ -385,7 +385,8 @@ class _Build:
         if found is None:
             return False
         await self._drop()
-        self._tell("cached", "")
+        if self._step:
+            self._tell("cached", "")
         state.layer = state.parent = found
         self.layers.used(found)
         return True

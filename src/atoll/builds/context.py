@@ -124,6 +124,8 @@ class BuildContext:
 
     def _match(self, pattern: str) -> list[str]:
         parts = [part for part in pattern.split("/") if part not in ("", ".")]
+        if not pattern:
+            raise BuildFailed("a source of a copy is empty; is a variable not set?")
         if ".." in parts:
             raise BuildFailed(f"{pattern!r} leads outside of {self._root}, which is all that a build can copy")
         if not parts:

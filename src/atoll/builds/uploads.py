@@ -12,8 +12,10 @@ import hashlib
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +30,8 @@ MAX_UNPACKED_BYTES = 8 * 1024**3
 MAX_RATIO = 200
 """How many times larger than the upload the tar may be, above `_RATIO_FREE_BYTES`."""
 _RATIO_FREE_BYTES = 64 * 1024**2
+_UNFINISHED = "upload-"
+_ABANDONED_S = 24 * 3600.0
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 256 * 1024
 _GZIP_WBITS = 31
@@ -60,7 +64,7 @@ class UploadStore:
         directory, digest, size = self._of(owner), hashlib.sha256(), 0
         before = self._find(owner, name)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = directory / f"upload-{os.urandom(8).hex()}"
+        fresh = directory / f"{_UNFINISHED}{os.urandom(8).hex()}"
         try:
             with fresh.open("xb") as file:
                 async for data in body:
@@ -106,10 +110,22 @@ class UploadStore:
 
     def _trim(self, owner: str) -> None:
         kept = 0
-        for path in sorted(self._of(owner).iterdir(), key=lambda each: each.stat().st_mtime, reverse=True):
-            kept += path.stat().st_size
-            if kept > MAX_OWNED_BYTES and "." in path.name:
+        for path in sorted(self._of(owner).iterdir(), key=_time_of, reverse=True):
+            if path.name.startswith(_UNFINISHED):
+                if _time_of(path) < time.time() - _ABANDONED_S:  # of a process that was killed
+                    path.unlink(missing_ok=True)
+                continue
+            with suppress(FileNotFoundError):
+                kept += path.stat().st_size
+            if kept > MAX_OWNED_BYTES:
                 path.unlink(missing_ok=True)
+
+
+def _time_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another upload has just ended
+        return 0.0
 
 
 class OwnedArchives:
@@ -161,7 +177,7 @@ class _TarReader:
             if not given:
                 raise BuildFailed("the archive of a copy ends too early; upload it again")
             try:
-                data = inflate.decompress(given, _CHUNK_BYTES)
+                data: bytes = inflate.decompress(given, _CHUNK_BYTES)
             except zlib.error as error:
                 raise BuildFailed(f"the archive of a copy is damaged: {error}") from None
             if data:

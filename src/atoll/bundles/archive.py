@@ -27,7 +27,7 @@ from typing import BinaryIO, Literal
 import anyio.to_thread
 
 from atoll.bundles.manifest import MAX_MANIFEST_BYTES, BundleManifest, invalid
-from atoll.bundles.schemas import MAX_SOURCE_BYTES, ToolSchema, describe
+from atoll.bundles.schemas import MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, ToolSchema, describe, parse
 from atoll.contract.errors import BundleFailed
 from atoll.runtime import pax
 from atoll.tools.tool import StrictModel
@@ -117,7 +117,8 @@ def _read(path: Path, limits: ArchiveLimits) -> BundleContents:
             raise invalid("the archive has no directory tools/ with the sources of its tools")
         sources = {tool.name: _source_path(tool.module, names) for tool in manifest.tools}
         texts = _read_sources(file, set(sources.values()), limits)
-        described = tuple(describe(tool, texts[sources[tool.name]]) for tool in manifest.tools)
+        modules = {name: parse(text) for name, text in texts.items()}  # each once: any number of tools may be in one
+        described = tuple(describe(tool, modules[sources[tool.name]]) for tool in manifest.tools)
         return BundleContents(sha256=reader.sha256(), size_bytes=reader.size_bytes, manifest=manifest, tools=described)
 
 
@@ -147,12 +148,13 @@ def _source_path(module: str, names: set[str]) -> str:
 
 
 def _read_sources(file: BinaryIO, wanted: set[str], limits: ArchiveLimits) -> dict[str, str]:
-    """The texts of these files. One that is larger than `MAX_SOURCE_BYTES`, or is no text, is empty."""
+    """The texts of these files. One that is too large is empty, as are those beyond what is parsed of one bundle."""
     file.seek(0)
     reader = BundleReader(file, limits)
-    found = dict.fromkeys(wanted, "")
+    found, left_bytes = dict.fromkeys(wanted, ""), MAX_SOURCES_BYTES
     for entry in reader:
-        if entry.path in wanted and entry.kind == "file" and entry.size <= MAX_SOURCE_BYTES:
+        if entry.path in wanted and entry.kind == "file" and entry.size <= min(MAX_SOURCE_BYTES, left_bytes):
+            left_bytes -= entry.size
             found[entry.path] = b"".join(reader.data()).decode("utf-8", "replace")
     return found
 

@@ -33,7 +33,7 @@ _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _ENTRYPOINT = re.compile(rf"tools(?:\.{_WORD})+:{_WORD}", re.ASCII)
 _REQUIREMENT = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._, -]*\])?"
-    r"\s*==\s*[0-9][A-Za-z0-9.!+_-]*(?:\s*;[ A-Za-z0-9._<>=!'\"()-]+)?",
+    r" *== *[0-9][A-Za-z0-9.!+_-]*(?: *;[ A-Za-z0-9._<>=!'\"()-]+)?",
     re.ASCII,
 )
 _NODE_MODULE = re.compile(

@@ -18,6 +18,9 @@ from atoll.tools.tool import StrictModel, readable_all
 
 MAX_SOURCE_BYTES = 256 * 1024
 """The largest module that is parsed. The tools of a larger one take any arguments, as far as a model is told."""
+MAX_SOURCES_BYTES = 512 * 1024
+"""Of all modules of a bundle that are parsed. No thread of the process runs meanwhile: 256 KiB of dense source take up
+to half a second."""
 _MAX_DOCSTRING_CHARS = 16 * 1024
 _MAX_DESCRIPTION_CHARS = 4096
 _MAX_NESTING = 6
@@ -53,12 +56,19 @@ class ToolSchema(StrictModel):
     """A JSON schema of the type `object`."""
 
 
-def describe(tool: ManifestTool, source: str) -> ToolSchema:
-    """What a model is told about a tool whose module has this source: what the manifest says, else what the function
-    does. Does not raise: a source that cannot be parsed says nothing."""
+def parse(source: str) -> ast.Module:
+    """A module for `describe`, without anything in it if the source cannot be parsed."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def describe(tool: ManifestTool, module: ast.Module) -> ToolSchema:
+    """What a model is told about a tool of this module: what the manifest says, else what the function does. Does not
+    raise."""
     found, texts, schema = None, DocTexts(), None
     try:
-        module = ast.parse(source)
         found = _function(module, tool.function)
         if found is not None:
             texts = read_docstring(inspect.cleandoc(ast.get_docstring(found) or "")[:_MAX_DOCSTRING_CHARS])

@@ -201,6 +201,8 @@ class Workspace:
         self._admit_volume = admit_volume
         self._dispatcher: Dispatcher | None = None
         self._booting = anyio.Lock()
+        self._boot_scope = anyio.CancelScope()
+        """Of the last boot."""
         self._failure: tuple[float, AtollError] | None = None
         self._log = bytearray((last.log if last is not None else "").encode())
         self._recorded_at = 0.0
@@ -313,7 +315,9 @@ class Workspace:
                 return self._instance
             self._failure = None
             try:
-                return await self._boot(self.spec.bundle)
+                with anyio.CancelScope() as self._boot_scope:
+                    return await self._boot(self.spec.bundle)
+                raise SandboxError("the workspace was removed while it was booted")
             except AtollError as error:
                 self._failure = anyio.current_time() + RETRY_S, error
                 raise
@@ -530,8 +534,9 @@ class Workspace:
             await dispatcher.aclose()
 
     async def destroy(self) -> None:
-        """End the sandbox and remove it with its files. Does nothing if there is none."""
+        """End the sandbox, or its boot, and remove it with its files. Does nothing if there is none."""
         await self._stop_idling()
+        self._boot_scope.cancel()
         async with self._booting:
             await self._destroy_sandbox()
             with suppress(VolumeNotFound):

@@ -25,24 +25,30 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import anyio
-from deepagents.backends import protocol, utils
-from deepagents.backends.protocol import (
-    EditResult,
-    ExecuteResponse,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
-    GlobResult,
-    GrepResult,
-    LsResult,
-    ReadResult,
-    SandboxBackendProtocol,
-    WriteResult,
-)
-from deepagents.backends.sandbox import MAX_BINARY_BYTES, MAX_OUTPUT_BYTES, TRUNCATION_MSG
 
 import atoll
 from atoll import CreateOptions, FileEntry
+from atoll.contract.errors import install_extra
+
+try:
+    from deepagents.backends import protocol, utils
+    from deepagents.backends.protocol import (
+        EditResult,
+        ExecuteResponse,
+        FileDownloadResponse,
+        FileInfo,
+        FileUploadResponse,
+        GlobResult,
+        GrepResult,
+        LsResult,
+        ReadResult,
+        SandboxBackendProtocol,
+        WriteResult,
+    )
+    from deepagents.backends.sandbox import MAX_BINARY_BYTES, MAX_OUTPUT_BYTES, TRUNCATION_MSG
+except ModuleNotFoundError as error:
+    missing = f"{__name__} needs {error.name}, which is not installed; {install_extra('deepagents')}"
+    raise ImportError(missing) from error
 
 T = TypeVar("T")
 

@@ -39,7 +39,8 @@ try:
         sandboxenv,
     )
 except ModuleNotFoundError as error:
-    raise ImportError(f"{__name__} needs {error.name}, which is not installed; {install_extra('inspect')}") from error
+    missing = (error.name or "a package").partition(".")[0]
+    raise ImportError(f"{__name__} needs {missing}, which is not installed; {install_extra('inspect')}") from error
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class AtollService(BaseModel):
     runtime: str | None = None
     limits: atoll.Limits | None = None
     env: dict[str, str] = Field(default_factory=dict)
-    """For every command. Inspect writes it to the log of the evaluation: values that nobody may see are `secrets`."""
+    """For every command. It is in the log of the evaluation: values that must not be seen there are `secrets`."""
     secrets: dict[str, HostVariable] = Field(default_factory=dict)
     """By the variable that has the placeholder inside."""
     user: str | None = None
@@ -164,7 +165,8 @@ class AtollSandboxEnvironment(SandboxEnvironment):
         """Check the configuration and fetch its images, once for all samples.
 
         Raises:
-            what `Engine.create` would raise of it; TypeError, ValueError: it is no configuration, or a variable is not set.
+            TypeError, ValueError: it is no configuration, or a variable that it names is not set.
+            What `Engine.create` would raise of it.
         """
         shared = _Shared.here()
         shared.tasks += 1
@@ -235,7 +237,11 @@ class AtollSandboxEnvironment(SandboxEnvironment):
         left = list(shared.sandboxes.values())
         if not cleanup:
             for box in left:
-                [kept] = await box.fork()
+                try:
+                    [kept] = await box.fork()
+                except atoll.AtollError as error:
+                    logger.warning("sandbox %s cannot be kept: %s", box.name, error)
+                    continue
                 logger.warning(
                     "sandbox %s is kept: `%s` opens a shell, `inspect sandbox cleanup atoll %s` destroys it",
                     kept.name,

@@ -4,8 +4,9 @@ Owns when one is made ahead of time, for which image and policy, and how many ar
 (`runtime/lifecycle/warm_pool.py`), from which these come too, where there is one. Used by `builtins.py` and
 `sandboxes.py`.
 
-A node that has run twice will most likely run again: then a sandbox is created and connected to while nothing waits for
-it, and the next run only has to run its command. Making one is not cancelled with the run that wanted it, because
+A node that has run twice will most likely run again: then a sandbox is created, connected to and tried while nothing
+waits for it, and the next run only has to run its command, as the second one there: a first one takes half as long
+again. Making one is not cancelled with the run that wanted it, because
 the newer run wants the same. A graph has few that are ready, and destroys them when it ends.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_PREPARED = 2
 """Sandboxes of a graph that are ready and unused."""
+_TRY_S = 5.0
 _END_S = 2.0
 """How long the end of a graph waits for sandboxes that are being made. An image that is fetched may take minutes."""
 
@@ -103,6 +106,9 @@ class PreparedSandboxes:
                     if not self._graph.is_closing:
                         box = await self._graph.engine.create(image=kind.image, network=kind.network, ephemeral=True)
                         await box.connect()
+                        if not self._wanted[kind]:
+                            with suppress(AtollError):  # an image without a shell
+                                await box.exec("true", timeout_s=_TRY_S)
             except Exception as error:  # noqa: BLE001 - it is raised in the run that wants the sandbox
                 if box is not None:
                     await box.destroy()

@@ -63,7 +63,7 @@ def svg(content: Shown) -> Element:
 def chart(
     labels: Shown, series: Shown | Mapping[str, Sequence[float]], *, kind: Literal["line", "bar"] = "line"
 ) -> Element:
-    """A chart. `series` has a list of numbers for each name, with None for a gap, `labels` what is below each of them."""
+    """A chart. `series` has a list of numbers for each name, None for a gap; `labels` what is below each of them."""
     return Element("chart", {"labels": labels, "series": series, "kind": kind})
 
 

@@ -393,7 +393,7 @@ class LocalEngine(Engine):
         return version
 
     async def _from_template(
-        self, reference: str, version: TemplateVersion, spec: SandboxSpec, secrets: SandboxSecrets
+        self, reference: str, version: TemplateVersion, spec: SandboxSpec, secrets: SandboxSecrets | None
     ) -> Sandbox:
         try:
             return await self._provisioner.create_from(version.checkpoint, spec, secrets, template=True)

@@ -61,6 +61,8 @@ DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""
 DEFAULT_ID = 1000
 """The id of that user and of its group."""
+_OF_TEMPLATES = ("network", "indexes", "user", "cwd", "start_command", "ready_command", "labels", "pause_after_s")
+"""What a sandbox from a template has of its own spec alone, and not of the checkpoint's."""
 _log = logging.getLogger(__name__)
 
 
@@ -389,8 +391,7 @@ class Provisioner:
             elif reserved:
                 changes["labels"] = {**record.spec.labels, **reserved}
             if template:
-                own = ("network", "indexes", "user", "cwd", "start_command", "ready_command", "labels", "pause_after_s")
-                changes |= {name: getattr(given, name) for name in own}
+                changes |= {name: getattr(given, name) for name in _OF_TEMPLATES}
             elif given.network is not None:
                 changes |= {"network": given.network, "indexes": given.indexes}
             wanted = given.limits.model_dump(exclude_none=True)

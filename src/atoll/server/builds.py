@@ -179,7 +179,7 @@ class TemplateBuilds:
         except asyncio.CancelledError:
             self._fail(build, "the build was interrupted: the server stopped, or its tenant was deleted", None)
             raise
-        except Exception:  # noqa: BLE001 - nobody waits for this task
+        except Exception:  # noqa: BLE001 - no caller waits for this task
             _log.exception("a build of the template %s failed", build.template)
             self._fail(build, "the build failed for a reason that is in the server's log", None)
         finally:

@@ -449,6 +449,15 @@ def _check_prompt(definition: AgentDefinition) -> None:
                 f"{', '.join(f'{{{each}}}' for each in known)}{nearest(name, known)}. Give it in template_vars, or "
                 f"write {{{{{name[:100]}}}}} for braces that stay"
             )
+    # Before it is filled in: a placeholder may be in it thousands of times.
+    values = {**dict.fromkeys(GIVEN_VARIABLES, ""), **definition.template_vars}
+    size = len(definition.system_prompt) + sum(
+        len(values[name]) for name in _PLACEHOLDER.findall(definition.system_prompt)
+    )
+    if size > MAX_PROMPT_CHARS:
+        raise InvalidRequest(
+            f"system_prompt: it has {size} characters with template_vars filled in; it may have {MAX_PROMPT_CHARS}"
+        )
 
 
 def _check_client_side(definition: AgentDefinition, secret_names: builtins.list[str]) -> None:

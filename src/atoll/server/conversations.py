@@ -47,8 +47,9 @@ from atoll.tools.tool import readable
 
 MAX_MESSAGES = 10_000
 """Of one conversation, results of calls included."""
-MAX_HISTORY_BYTES = 32 * 1024 * 1024
-"""Of all messages of one conversation, which a turn holds in memory, when it begins."""
+MAX_CONVERSATION_CHARS = 64 * 1024 * 1024
+"""Of all messages of one conversation, as they are stored, and of all results of one turn. They are in memory while a
+turn runs; no model reads a tenth of it."""
 MAX_CONVERSATIONS = 100_000
 """Of one config."""
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class OpenTurn:
     tokens: Tokens
     history: list[ModelMessage] = field(default_factory=list)
     """What the model is to be shown: requests and answers alternate, and results have the order of their calls."""
+    result_chars: int = 0
+    """Of the results that were added while it ran here."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,13 @@ class Conversations:
 
         Raises:
             ConversationNotFound: the conversation was deleted meanwhile.
+            InvalidRequest: the results of this turn are too large together.
         """
+        turn.result_chars += _size(result.content)
+        if turn.result_chars > MAX_CONVERSATION_CHARS:
+            raise InvalidRequest(
+                f"the results of this turn have more than {MAX_CONVERSATION_CHARS} characters; have tools return less"
+            )
         await self._write(turn, lambda connection: _add(connection, turn, [result]))
 
     async def end(self, turn: str, status: TurnStatus, error: AtollError | None = None) -> None:
@@ -549,12 +558,11 @@ def _history(connection: sa.Connection, conversation: str) -> builtins.list[Mode
         InvalidRequest: it is too long.
     """
     table = chat_messages
-    held = sa.select(sa.func.sum(sa.func.length(sa.cast(table.c.data, sa.Text))))
-    size = connection.execute(held.where(table.c.conversation == conversation)).scalar_one() or 0
-    if size > MAX_HISTORY_BYTES:
+    size = sa.select(sa.func.sum(sa.func.length(sa.cast(table.c.data, sa.Text))))
+    size_chars = connection.execute(size.where(table.c.conversation == conversation)).scalar_one() or 0
+    if size_chars > MAX_CONVERSATION_CHARS:
         raise InvalidRequest(
-            f"a conversation may have {MAX_HISTORY_BYTES} bytes of messages, and this one would have {size}; begin a "
-            "new one"
+            f"a conversation may have {MAX_CONVERSATION_CHARS} characters, and this has {size_chars}; begin a new one"
         )
     query = sa.select(table.c.data).where(table.c.conversation == conversation).order_by(table.c.id)
     data = connection.execute(query.limit(MAX_MESSAGES + 1)).scalars().all()
@@ -604,6 +612,11 @@ def _text(content: Any) -> str:
         f"[{part.media_type}, {len(part.data)} bytes]" if isinstance(part, BinaryContent) else str(part)
         for part in parts
     )
+
+
+def _size(content: Any) -> int:
+    parts = content if isinstance(content, list | tuple) else [content]
+    return sum(len(part.data) if isinstance(part, BinaryContent) else len(str(part)) for part in parts)
 
 
 def _turns() -> sa.Select[Any]:

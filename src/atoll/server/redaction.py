@@ -79,7 +79,7 @@ class SecretRedaction:
         if isinstance(part, ImagePart):
             shown = await self.text(part.data)
             return part if shown == part.data else TextPart(text="[an image with the value of a secret in it]")
-        return TextPart(text=await self.text(part.text)) if isinstance(part, TextPart) else part
+        return TextPart(text=await self.text(part.text))
 
     async def _all(self, value: Any) -> Any:
         if isinstance(value, str):

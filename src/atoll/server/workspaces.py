@@ -88,19 +88,25 @@ class Workspaces:
         Raises:
             BundleFailed: its bundle is gone.
         """
-        async with self._opening[config.id]:
-            opened = self._open.get(config.id)
-            if opened is not None and opened.version != config.version:
-                await opened.unused()
-                await opened.aclose()
-                opened = None
-            if opened is None:
-                opened = self._open[config.id] = await self._make(tenant, config)
-            opened.begin_use()
+        opened = await self._begin_use(tenant, config)
         try:
             yield opened.tools(config.tool_names)
         finally:
             opened.end_use()
+
+    async def _begin_use(self, tenant: str, config: AgentConfig) -> _OpenWorkspace:
+        while True:
+            async with self._opening[config.id]:
+                opened = self._open.get(config.id)
+                if opened is not None and opened.version != config.version and not opened.is_used:
+                    await opened.aclose()
+                    opened = None
+                if opened is None:
+                    opened = self._open[config.id] = await self._make(tenant, config)
+                if opened.version == config.version:
+                    opened.begin_use()
+                    return opened
+            await opened.unused()  # not within the lock: the workspace can be removed meanwhile
 
     async def newest(self, tenant: str, config: AgentConfig) -> WorkspaceInstance | None:
         """The state of a config's workspace as it is now. None: it has never been booted."""
@@ -111,7 +117,7 @@ class Workspaces:
                 return stored[0] if stored else None
             async with self.using(tenant, config):
                 opened = self._open[config.id]
-        return await opened.workspace.refresh() or opened.workspace.instance
+        return await opened.newest()
 
     async def instances(self, config: str, *, limit: int = MAX_INSTANCES) -> list[WorkspaceInstance]:
         """The newest first."""
@@ -321,6 +327,11 @@ class _OpenWorkspace:
             self._idle = anyio.Event()
         self._users += 1
 
+    async def newest(self) -> WorkspaceInstance | None:
+        """Its newest instance, as it is now and without values of secrets."""
+        found = await self.workspace.refresh()
+        return None if found is None else await self._redacting.instance(found)
+
     @property
     def unused_s(self) -> float:
         """For how long no turn has used it."""
@@ -331,6 +342,10 @@ class _OpenWorkspace:
         self._used_at = time.monotonic()
         if self._users == 0:
             self._idle.set()
+
+    @property
+    def is_used(self) -> bool:
+        return self._users > 0
 
     async def unused(self) -> None:
         await self._idle.wait()

@@ -27,7 +27,15 @@ def key_file(state_dir: Path) -> Path:
 class RunningServer:
     """A server's process. It can be stopped, killed and started again, at the same address."""
 
-    def __init__(self, state_dir: Path, flags: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        flags: tuple[str, ...],
+        environment: Mapping[str, str],
+        *,
+        python: str = sys.executable,
+    ) -> None:
+        """`python` has Atoll with the extra `server`, which this process may lack."""
         self.state_dir = state_dir
         self.url = ""
         self.key = ""
@@ -35,6 +43,7 @@ class RunningServer:
         self.log = state_dir.with_name(f"{state_dir.name}.log")
         self._flags = flags
         self._environment = environment
+        self._python = python
         self._process: subprocess.Popen[bytes] | None = None
         self._listen = "127.0.0.1:0"
 
@@ -63,7 +72,7 @@ class RunningServer:
         """
         self.state_dir.parent.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable,
+            self._python,
             "-m",
             "atoll.surfaces.cli",
             "serve",
@@ -135,11 +144,11 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    state_dir: Path, *flags: str, environment: Mapping[str, str] | None = None
+    state_dir: Path, *flags: str, environment: Mapping[str, str] | None = None, python: str = sys.executable
 ) -> Iterator[RunningServer]:
     """A server over a state directory, until the block is left. `flags` are of `atoll serve`, and a variable of the
     environment is a setting (`ATOLL_DOMAIN`). Sandboxes in the directory are the caller's to destroy."""
-    server = RunningServer(state_dir, flags, environment or {})
+    server = RunningServer(state_dir, flags, environment or {}, python=python)
     try:
         server.start()
         yield server

@@ -1,7 +1,7 @@
 // Every call of the JavaScript SDKs that users make, against a running server. Run by test_javascript.py.
 import assert from 'node:assert/strict'
 import { Sandbox as CodeSandbox } from '@e2b/code-interpreter'
-import { CommandExitError, FileType, NotFoundError, Sandbox, TimeoutError } from 'e2b'
+import { CommandExitError, FileType, NotFoundError, Sandbox, Template, TimeoutError, waitForFile } from 'e2b'
 
 const eventually = async (check) => {
   for (const end = Date.now() + 30_000; ; await new Promise((done) => setTimeout(done, 50))) {
@@ -74,6 +74,26 @@ assert.equal(await copy.files.read('signed'), 'secret')
 await copy.kill()
 assert.ok(await Sandbox.deleteSnapshot(snapshot.snapshotId))
 assert.ok(await again.kill())
+
+// ---- templates
+
+const said = []
+const template = Template({ fileContextPath: import.meta.dirname })
+  .fromImage('host')
+  .setEnvs({ WHO: 'js' })
+  .setWorkdir('/home/user/app')
+  .copy('package.json', './')
+  .runCmd('echo "built by $WHO" > built')
+  .setStartCmd('touch /tmp/ready; sleep 1000', waitForFile('/tmp/ready'))
+const built = await Template.build(template, 'from-js', { onBuildLogs: (entry) => said.push(entry.message) })
+assert.ok(await Template.exists('from-js'))
+assert.ok(said.some((message) => message.includes('echo "built by $WHO"')))
+const begun = await Sandbox.create(built.templateId, { timeoutMs: 60_000 })
+assert.equal((await begun.commands.run('cat built; ls; echo $WHO')).stdout, 'built by js\nbuilt\npackage.json\njs\n')
+assert.ok(await begun.files.exists('/tmp/ready'))
+await begun.kill()
+const failing = Template().fromTemplate('from-js').runCmd('exit 9')
+await assert.rejects(Template.build(failing, 'fails'), /exit code 9/)
 
 // ---- the code interpreter
 

@@ -22,6 +22,8 @@ from atoll.integrations.deepagents import SINCE_0_7, AtollBackend
 from atoll.testing.server import running_server
 from atoll.testing.waiting import eventually
 
+SERVER_PYTHON = str(Path(__file__).parents[3] / ".venv/bin/python")
+"""What `atoll serve` needs is not in the environment of a framework, and may be forbidden there."""
 SETTLED_IN_0_7 = (
     "test_glob",
     "test_glob_basic_pattern",
@@ -244,6 +246,7 @@ def test_the_example_runs(backend: AtollBackend) -> None:
 
 
 def test_the_sandbox_may_be_of_a_server(make_state_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", SERVER_PYTHON)
     with running_server(make_state_dir()) as server:
         monkeypatch.setenv("ATOLL_URL", server.url)
         monkeypatch.setenv("ATOLL_API_KEY", server.key)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import runpy
 import signal
 import subprocess
@@ -28,13 +30,14 @@ from inspect_ai.util import (
     sandbox,
 )
 from pydantic import ValidationError
+from yaml import safe_load
 
 import atoll
 from atoll.integrations.inspect_ai import AtollSandboxConfig, AtollSandboxEnvironment, AtollService, HostVariable
 from atoll.testing.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "integrations" / "inspect_evaluation.py"
-"""Also a task of its own for `inspect eval`."""
+PAGE = EXAMPLE.parents[2] / "docs" / "integrations.md"
 with_both = pytest.mark.runtimes("crun", "runsc")
 
 
@@ -291,6 +294,7 @@ def test_kept_sandboxes_are_forks_that_the_command_line_destroys(here, tmp_path)
 
 WAITING = """
 import sys
+import inspect_ai
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import solver
@@ -306,18 +310,29 @@ def wait():
 
 if __name__ == "__main__":
     task = Task(dataset=[Sample("?")], solver=wait(), sandbox="atoll")
-    eval(task, model="mockllm/model", log_dir=sys.argv[1], display="none")
+    inspect_ai.eval(task, model="mockllm/model", log_dir=sys.argv[1], display="none")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_evaluation_that_is_interrupted_or_killed_leaves_no_sandbox(here, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "place"), [(signal.SIGINT, "here"), (signal.SIGKILL, "here"), (signal.SIGKILL, "server")]
+)
+def test_an_evaluation_that_is_interrupted_or_killed_leaves_no_sandbox(
+    state_dir, servers, make_state_dir, tmp_path, number, place
+):
+    environment = {**os.environ, "ATOLL_STATE_DIR": str(state_dir)}
+    if place == "server":
+        state_dir = make_state_dir()
+        server = servers(state_dir)
+        environment |= {"ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
     program = tmp_path / "waiting.py"
     program.write_text(WAITING)
-    process = subprocess.Popen([sys.executable, program, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [sys.executable, program, tmp_path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         assert process.stdout.readline() == b"begun\n"
-        assert len(names(here)) == 1
+        assert len(ids(state_dir)) == 1
         process.send_signal(number)
         process.stdout.read()
         process.wait(60)
@@ -326,10 +341,57 @@ def test_an_evaluation_that_is_interrupted_or_killed_leaves_no_sandbox(here, tmp
             process.kill()
         process.wait()
         process.stdout.close()
-    wait_until(lambda: names(here) == [], "its sandbox has ended")
+    wait_until(lambda: ids(state_dir) == [], "its sandbox has ended")
+
+
+def ids(state_dir):
+    """All sandboxes of a state directory, also those that are ephemeral and not removed yet."""
+
+    async def look():
+        async with atoll.open(state_dir) as engine:
+            await engine.remove_abandoned()
+        return [entry.name for entry in (state_dir / "sandboxes").iterdir()]
+
+    return anyio.run(look)
 
 
 def test_the_example_runs_offline(here, capsys):
     with contextlib.suppress(SystemExit):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert capsys.readouterr().out == "success: the sandbox answered ['b.txt\\n']; the score is C\n"
+
+
+def test_the_page_is_true(here, tmp_path, monkeypatch):
+    section = PAGE.read_text().partition("\n## Inspect\n")[2].partition("\n## ")[0]
+    [snippet] = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names = {"__name__": "page"}
+    exec(snippet, names)
+    assert names["count_lines"]().sandbox.config == names["CONFIG"]
+    [yaml] = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
+    (tmp_path / "atoll.yaml").write_text(yaml)
+    monkeypatch.setenv("EXAMPLE_KEY", "the-value-that-stays-outside")
+    (tmp_path / "task.py").write_text(BESIDE_A_CONFIGURATION)
+    monkeypatch.chdir(tmp_path)
+    [log] = inspect_ai.eval("task.py", model=scripted(say("done")), log_dir=str(tmp_path), display="none")
+    assert log.status == "success", log.error
+    assert log.eval.sandbox.config.endswith("atoll.yaml")
+    assert AtollSandboxConfig.model_validate(safe_load(yaml)) == names["CONFIG"]
+
+
+BESIDE_A_CONFIGURATION = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def look():
+    async def solve(state, generate):
+        assert (await sandbox("target").exec(["id", "-u"])).stdout == "0\\n"
+        return state
+    return solve
+
+@task
+def beside():
+    return Task(dataset=[Sample("?")], solver=look(), sandbox="atoll")
+"""

@@ -387,14 +387,23 @@ def _value(value):
 
 _MAGIC = re.compile(r"\s*(%%?[A-Za-z]|![^=\s]|.*=\s*[!%]\s*[A-Za-z]|\?{1,2}[A-Za-z]|[\w.]+\?{1,2}\s*$)")
 _MATPLOTLIB = re.compile(r"^[ \t]*%matplotlib\b.*$", re.MULTILINE)
+_COMMAND = re.compile(r"^([ \t]*)(!|%pip\b)[ \t]*(.*\S)[ \t]*$", re.MULTILINE)
 _shell = None
+
+
+def _as_subprocess(found):
+    """A line that is a command, as Python. It has no value, and its failure is no error, as in IPython."""
+    indent, kind, command = found.groups()
+    if kind == "%pip":
+        command = f"{sys.executable} -m pip {command}"
+    return f"{indent}__import__('subprocess').run({command!r}, shell=True) and None"
 
 
 def without_magics(code, error):
     """The code with IPython's magics as calls. None: it has none, and `error` is what is wrong with it.
 
     Raises:
-        SyntaxError: it has some, and the image has no IPython.
+        SyntaxError: it has some that are not a line with a command, and the image has no IPython.
     """
     changed = _MATPLOTLIB.sub("pass", code)  # figures are shown without it
     if changed != code and _compiles(changed):
@@ -405,6 +414,9 @@ def without_magics(code, error):
     try:
         shell = _need_shell()
     except ImportError:
+        plain = _COMMAND.sub(_as_subprocess, changed)
+        if plain != changed and _compiles(plain):
+            return plain
         what = "a command, write subprocess.run(..., shell=True), or run a cell of bash"
         if line.lstrip().startswith("%"):
             what = f"a magic, write plain Python (for {line.split()[0]}: a module or function that does the same)"

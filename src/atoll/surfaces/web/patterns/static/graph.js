@@ -26,7 +26,7 @@ function arranged(nodes, direction) {
   made.setDefaultEdgeLabel(() => ({}));
   const known = new Set(nodes.map((node) => node.id));
   for (const node of nodes) {
-    const width = Math.max(shortened(node.name).length * NAME_PX + 28, 148);
+    const width = Math.max(shortened(node.name).length * NAME_PX + 28, 164);
     made.setNode(String(node.id), { width, height: HEIGHT });
   }
   for (const node of nodes) {
