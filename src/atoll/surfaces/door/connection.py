@@ -309,7 +309,8 @@ class DoorProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._overrun:
             self._head_done = True
-            self.scope["extensions"] = {DISCONNECT: self.transport.abort}
+            extensions: Any = {DISCONNECT: self.transport.abort}
+            self.scope["extensions"] = extensions
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
