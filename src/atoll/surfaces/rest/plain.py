@@ -44,9 +44,7 @@ class PlainReader:
         """None: the route has parameters that are not read here, or its answer is made by FastAPI."""
         dependant = route.dependant
         returned = route.endpoint.__annotations__.get("return")
-        if isinstance(
-            returned, str
-        ):  # alone: to evaluate all annotations of all routes takes long
+        if isinstance(returned, str):  # alone: to evaluate all annotations of all routes takes long
             returned = getattr(route.endpoint, "__globals__", {}).get(returned)
         if not (inspect.iscoroutinefunction(route.endpoint) and isinstance(returned, type)):
             return None
