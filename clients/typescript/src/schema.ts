@@ -3005,7 +3005,7 @@ export interface components {
                 [key: string]: string;
             };
             /** Kind */
-            kind: ("host" | "registry") | ("dir" | "tar" | "oci" | "oci-archive" | "docker-archive");
+            kind: ("host" | "registry" | "template") | ("dir" | "tar" | "oci" | "oci-archive" | "docker-archive");
             /**
              * Pulled At
              * Format: date-time
