@@ -110,6 +110,8 @@ class Server:
             database, self.tenants, self.quotas, self.engines, self.configs, self.bundles, self.directory
         )
         self._store = StateStore(settings.resolve_state_dir())
+        self._chats = anyio.Event()
+        """Set: there is `chat`."""
         self._where: dict[str, tuple[str, str]] = {}
         """The tenant and the name of sandboxes that were found by their ids. A sandbox keeps both."""
         self.first_key: SecretStr | None = None
@@ -164,6 +166,7 @@ class Server:
         """Needs `load_chat`."""
         from atoll.server.chat import Chat
 
+        self._chats.set()
         return Chat(self.settings, self.configs, self.conversations, self.workspaces, self.quotas, self.tenants)
 
     async def load_chat(self) -> None:
@@ -180,6 +183,11 @@ class Server:
             await self.load_chat()
             await self.conversations.recover()
 
+    async def _end_disabled(self) -> None:
+        """End the turns of tenants that are disabled. Before a client chats, there are none."""
+        await self._chats.wait()
+        await self.chat.end_disabled()
+
     async def run(self) -> None:
         """What goes on while a server serves: watching sandboxes, deliveries, samples. Until it is cancelled."""
         await anyio.to_thread.run_sync(_remove_abandoned_transfers, self.directory)
@@ -193,7 +201,7 @@ class Server:
                 self.engines.close_idle,
                 self.bundles.tidy,
                 self.workspaces.release_unused,
-                self.chat.end_disabled,
+                self._end_disabled,
             ):
                 tasks.start_soon(_again, part)
 

@@ -43,10 +43,10 @@ def configure(kind: str, level: str, stream: TextIO | None = None) -> None:
 
 def formatter(kind: str) -> logging.Formatter:
     """Of lines of this kind, `json` or `text`."""
-    return _JsonLines() if kind == "json" else _TextLines()
+    return _JsonLog() if kind == "json" else _TextLog()
 
 
-class _Lines(logging.Formatter):
+class _LogLines(logging.Formatter):
     """What all lines have: the time, level and logger, the id of the request, and the record's own fields."""
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class _Lines(logging.Formatter):
         return {name: redact(value) if isinstance(value, str) else value for name, value in given.items()}
 
     def event(self, record: logging.LogRecord) -> str:
-        return redact(record.getMessage())
+        return redact(record.getMessage().rstrip())
 
     def exception(self, record: logging.LogRecord) -> str | None:
         return redact(self.formatException(record.exc_info)) if record.exc_info and record.exc_info[0] else None
@@ -65,7 +65,7 @@ class _Lines(logging.Formatter):
         return datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
 
 
-class _JsonLines(_Lines):
+class _JsonLog(_LogLines):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             **self.fields(record),
@@ -79,7 +79,7 @@ class _JsonLines(_Lines):
         return json.dumps(line, default=str)
 
 
-class _TextLines(_Lines):
+class _TextLog(_LogLines):
     """What others wrote begins no line and moves no cursor."""
 
     def format(self, record: logging.LogRecord) -> str:
