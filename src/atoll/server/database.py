@@ -284,7 +284,7 @@ class RecentReads(Generic[T]):
         task = self._reading.get(id)
         if task is None:
             task = self._reading[id] = asyncio.create_task(self._load(id))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps no caller waits any more
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps no caller waits now
         return await asyncio.shield(task)
 
     async def _load(self, id: str) -> T:
