@@ -50,7 +50,7 @@ LONGEST_FIRST = (
 """How the names of long units begin. All others are shorter than any of these."""
 
 
-class Spread(LoadScopeScheduling):  # type: ignore[misc] # xdist says nothing of its types
+class Spread(LoadScopeScheduling):
     """Hands out units of tests, the longest first, to whichever process is about to have nothing to do."""
 
     def _split_scope(self, nodeid: str) -> str:
