@@ -152,3 +152,30 @@ async def test_a_repeated_request_is_not_carried_out_twice(client: httpx2.AsyncC
         f"/api/v1/sandboxes/{box}/exec", json=body, headers={"Idempotency-Key": "exec-2", **EVENTS}
     )
     assert events.status_code == 400
+
+
+async def test_what_a_tenants_commands_hold_of_their_output_at_once_is_bounded(
+    client: httpx2.AsyncClient, box: str
+) -> None:
+    path, largest = f"/api/v1/sandboxes/{box}/exec", {"output_limit_bytes": 16 << 20}
+    refused: list[dict[str, object]] = []
+
+    async def hold() -> None:
+        answer = await client.post(path, json={"command": "sleep infinity", **largest})
+        if answer.status_code == 403:
+            refused.append(answer.json())
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(33):
+            tasks.start_soon(hold)
+        await eventually(lambda: len(refused) == 1, "one command too many is refused")
+        small = await client.post(path, json={"command": "echo still served", "output_limit_bytes": 0})
+        assert small.status_code == 200
+        tasks.cancel_scope.cancel()
+    assert refused[0]["code"] == "quota_exceeded"
+    assert refused[0]["details"] == {"quota": "output_bytes", "used": 1 << 30, "asked": 32 << 20, "allowed": 1 << 30}
+
+    async def is_free() -> bool:
+        return (await client.post(path, json={"command": "true", **largest})).status_code == 200
+
+    await eventually(is_free, "what commands held is free again when their clients have left")

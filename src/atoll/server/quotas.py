@@ -14,9 +14,9 @@ for nothing. A warm pool counts as the sandboxes that it keeps ready, a volume w
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -34,6 +34,8 @@ from atoll.server.tenants import Quotas, Tenant
 if TYPE_CHECKING:
     from atoll.runtime.engine import LocalEngine
 
+MAX_HELD_OUTPUT_BYTES = 1024**3
+"""What one tenant's commands may hold of their output at once, until they are answered."""
 _SUMS = ("memory_bytes", "cpus", "disk_bytes")
 """The quotas that are sums of the limit of the same name."""
 _UNREADABLE = "unknown"
@@ -61,6 +63,7 @@ class QuotaLedger:
         self._reserved: defaultdict[str, dict[object, Mapping[_Holder, _Share]]] = defaultdict(dict)
         self._counting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._buckets: dict[str, tuple[float, float]] = {}
+        self._held_output: Counter[str] = Counter()
 
     def reserve(
         self, tenant: Tenant, engine: LocalEngine, wanted: Mapping[str, Limits]
@@ -119,6 +122,31 @@ class QuotaLedger:
         return {**used, "model_tokens": await self.tokens(tenant.name)}
 
     # ---- requests ----
+
+    @contextmanager
+    def hold_output(self, tenant: Tenant, size_bytes: int) -> Iterator[None]:
+        """While the block runs, count what one command may hold of its output in this process.
+
+        Raises:
+            QuotaExceeded: with those that run it would be more than one tenant may hold.
+        """
+        used = self._held_output[tenant.name]
+        if used + size_bytes > MAX_HELD_OUTPUT_BYTES:
+            raise QuotaExceeded(
+                "output_bytes",
+                used=used,
+                asked=size_bytes,
+                allowed=MAX_HELD_OUTPUT_BYTES,
+                message=f"the commands of this tenant may hold {MAX_HELD_OUTPUT_BYTES >> 20} MiB of output at once, "
+                "output_limit_bytes each of stdout and of stderr; lower output_limit_bytes, or ask for events",
+            )
+        self._held_output[tenant.name] += size_bytes
+        try:
+            yield
+        finally:
+            self._held_output[tenant.name] -= size_bytes
+            if not self._held_output[tenant.name]:
+                del self._held_output[tenant.name]
 
     def check_rate(self, tenant: Tenant) -> None:
         """Count one request.

@@ -132,7 +132,8 @@ async def run_command(
         if made.replay is not None:
             return made.replay
         made.require_not_interrupted()
-        with until_left(caller, request.receive) as left:
+        held = caller.server.quotas.hold_output(caller.tenant, 2 * body.output_limit_bytes)
+        with held, until_left(caller, request.receive) as left:
             outcome = await _run(opened, body)
         if left():
             return made.give(Response(b"", CLIENT_LEFT))
