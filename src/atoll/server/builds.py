@@ -35,6 +35,7 @@ MAX_RUNNING = 4
 """Of one tenant, at the same time."""
 BUILD_TIMEOUT_S = 2 * 3600.0
 MAX_LOG_LINES = 10_000
+MAX_LOG_CHARS = 1_000_000
 MAX_LINE_CHARS = 2000
 BuildStatus = Literal["waiting", "building", "ready", "error"]
 _log = logging.getLogger(__name__)
@@ -65,12 +66,15 @@ class TemplateBuild:
     failed_step: int | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _rest: str = ""
+    _chars_left: int = MAX_LOG_CHARS
 
     def note(self, text: str, step: int = 0, *, level: Literal["info", "error"] = "info") -> None:
-        if len(self.lines) == MAX_LOG_LINES:
-            text = f"more than {MAX_LOG_LINES} lines: the rest is left out"
-        if len(self.lines) <= MAX_LOG_LINES:
-            self.lines.append(BuildLogLine(datetime.now(UTC), level, text[:MAX_LINE_CHARS], step))
+        if self._chars_left < 0:
+            return
+        self._chars_left -= min(len(text), MAX_LINE_CHARS)
+        if len(self.lines) == MAX_LOG_LINES or self._chars_left < 0:
+            text, self._chars_left = "the log is longer than is kept: the rest is left out", -1
+        self.lines.append(BuildLogLine(datetime.now(UTC), level, text[:MAX_LINE_CHARS], step))
 
     def take(self, event: BuildEvent) -> None:
         """Note what happens in it."""

@@ -1,0 +1,29 @@
+"""The log of a tenant's build: what is kept of it, whatever its steps print."""
+
+from __future__ import annotations
+
+from atoll.builds.builder import BuildEvent
+from atoll.contract.model import Limits
+from atoll.server.builds import MAX_LINE_CHARS, MAX_LOG_CHARS, MAX_LOG_LINES, TemplateBuild
+
+
+def built() -> TemplateBuild:
+    return TemplateBuild("id", "tenant", "template", ("default",), Limits())
+
+
+def test_lines_are_whole_however_they_come() -> None:
+    build = built()
+    for piece in ("a\nb", "c\n", "d"):
+        build.take(BuildEvent("output", 1, 1, piece))
+    build.flush(1)
+    assert [line.text for line in build.lines] == ["a", "bc", "d"]
+
+
+def test_a_log_is_bounded_in_lines_and_in_characters_and_says_so() -> None:
+    many, long = built(), built()
+    many.take(BuildEvent("output", 1, 1, "\n" * (2 * MAX_LOG_LINES)))
+    assert len(many.lines) == MAX_LOG_LINES + 1
+    for _ in range(MAX_LOG_CHARS // MAX_LINE_CHARS + 10):
+        long.take(BuildEvent("output", 1, 1, "x" * (3 * MAX_LINE_CHARS) + "\n"))
+    assert sum(len(line.text) for line in long.lines) <= MAX_LOG_CHARS + MAX_LINE_CHARS
+    assert many.lines[-1].text == long.lines[-1].text == "the log is longer than is kept: the rest is left out"
