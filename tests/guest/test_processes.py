@@ -722,13 +722,14 @@ def test_no_process_of_the_guests_can_be_looked_into(guest: Guest) -> None:
 
 
 def test_many_processes_leave_nothing_behind(guest: Guest) -> None:
-    def descriptors() -> int:
-        return len(os.listdir(f"/proc/{guest.pid}/fd"))
+    def descriptors() -> list[str]:
+        directory = Path(f"/proc/{guest.pid}/fd")
+        return sorted(os.readlink(each) for each in directory.iterdir())
 
     guest.shell("true").wait()
     wait_for(lambda: guest.children() == [])
     guest.run("STAT", PATH="/")
-    before = descriptors()  # with an idle worker
+    before = descriptors()  # with an idle worker, and perhaps one that the first command has not closed yet
     streams = [guest.shell("echo x", CHANNELS=2, STDIN=1) for _ in range(30)]
     for stream in streams:
         stream.wait()
@@ -738,7 +739,10 @@ def test_many_processes_leave_nothing_behind(guest: Guest) -> None:
         guest.run("READ", PATH="/etc/nothing-there")
     guest.open("SPAWN", SHELL="true", PTY_ROWS=2, PTY_COLS=2).wait()
     wait_for(lambda: guest.children() == [])
-    wait_for(lambda: (guest.run("STAT", PATH="/"), descriptors())[1] == before)
+    try:
+        wait_for(lambda: (guest.run("STAT", PATH="/"), len(descriptors()))[1] <= len(before))
+    except AssertionError:
+        pytest.fail(f"before: {before}\nafter: {descriptors()}")
 
 
 def test_the_end_of_the_host_is_the_end_of_everything(binary: str) -> None:

@@ -22,10 +22,11 @@ from atoll.code.approvals import ApprovalRequest, StoredApprovals
 from atoll.code.audit import CodeAudit
 from atoll.code.results import CallRecord
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxDied, SandboxNotFound
-from atoll.contract.model import Limits, Mount
+from atoll.contract.model import Limits, Mount, TemplateVersion
 from atoll.runtime.engine import LocalEngine
 from atoll.runtime.interface import Engine
 from atoll.runtime.previews.router import label_of
+from atoll.runtime.state.templates import TemplateStore
 from atoll.runtime.state.volumes import VolumeStore
 from atoll.testing.waiting import eventually
 
@@ -41,6 +42,7 @@ class Wanted(NamedTuple):
     label: str
     volume: str
     session: str
+    template: str
 
 
 class Two(NamedTuple):
@@ -55,6 +57,7 @@ class Two(NamedTuple):
 async def two(make_state_dir: Callable[[], Path]) -> AsyncIterator[Two]:
     state_dir = make_state_dir()
     async with atoll.open(state_dir) as mine, atoll.open(state_dir, namespace="team") as theirs:
+        assert isinstance(theirs, LocalEngine)
         try:
             for engine in (mine, theirs):
                 await engine.volumes.create("data")
@@ -65,8 +68,18 @@ async def two(make_state_dir: Callable[[], Path]) -> AsyncIterator[Two]:
                 other = await pool.get("other")
             made = await other.checkpoint("theirs")
             await theirs.volumes.create("theirs")
-            yield Two(mine, theirs, Wanted(other.name, other.id, made.id, "theirs", "theirs", "session"))
+            version = TemplateVersion(
+                build_id="built",
+                checkpoint=made.id,
+                image="host",
+                runtime=other.info.runtime,
+                created_at=datetime.now(UTC),
+            )
+            await theirs.templates.put("theirs", ["default"], version)
+            yield Two(mine, theirs, Wanted(other.name, other.id, made.id, "theirs", "theirs", "session", "theirs"))
         finally:
+            for template in await theirs.templates.list():
+                await theirs.templates.remove(template.name)
             for engine in (mine, theirs):
                 await engine.remove_warm_pools()
                 for info in await engine.list():
@@ -116,11 +129,30 @@ async def _fork_labelled(engine: Engine, wanted: Wanted) -> object:
     return await engine.fork_labelled(wanted.name, ["new"], {})
 
 
+async def _checkpoint_files(engine: Engine, wanted: Wanted) -> object:
+    assert isinstance(engine, LocalEngine)
+    return await engine.checkpoint_files(wanted.name)
+
+
+async def _scratch(engine: Engine, wanted: Wanted) -> object:
+    """At its end sandboxes are removed: those of the other namespace are not."""
+    assert isinstance(engine, LocalEngine)
+    async with engine.scratch(wanted.session):
+        return await engine.list(wanted.name)
+
+
+def _templates(engine: Engine) -> TemplateStore:
+    assert isinstance(engine.templates, TemplateStore)
+    return engine.templates
+
+
 WALK: dict[str, list[Call]] = {
     "audit": [lambda e, w: e.audit(w.name)],
     "checkpoint": [lambda e, w: e.checkpoint(w.name)],
+    "checkpoint_files": [_checkpoint_files],
     "checkpoints": [lambda e, w: e.checkpoints(w.name)],
     "create": [
+        lambda e, w: e.create("new", image=f"template:{w.template}"),
         lambda e, w: e.create("new", from_checkpoint=w.checkpoint),
         lambda e, w: e.create("new", from_checkpoint=w.label),
         lambda e, w: e.create("new", mounts=[mount(w.volume)]),
@@ -162,6 +194,7 @@ WALK: dict[str, list[Call]] = {
         lambda e, w: e.restore("box", w.label),
     ],
     "resume": [lambda e, w: e.resume(w.name)],
+    "scratch": [_scratch],
     "set_network": [lambda e, w: e.set_network(w.name, None)],
     "shutdown": [lambda e, w: e.shutdown(w.name)],
     "sleep": [lambda e, w: e.sleep(w.name), lambda e, w: e.sleep(w.id)],
@@ -176,6 +209,12 @@ VOLUME_WALK: dict[str, list[Call]] = {
     "path": [_path],
     "remove": [lambda e, w: e.volumes.remove(w.volume)],
 }
+TEMPLATE_WALK: dict[str, list[Call]] = {
+    "get": [lambda e, w: e.templates.get(w.template), lambda e, w: e.templates.get(f"team:{w.template}")],
+    "remove": [lambda e, w: e.templates.remove(w.template), lambda e, w: e.templates.remove(f"{w.template}:default")],
+    "untag": [lambda e, w: _templates(e).untag(w.template, ["default"])],
+    "version": [lambda e, w: _templates(e).version(w.template)],
+}
 NAMES_NOTHING_OLD = {
     *("get_or_create", "import_", "warm", "warm_pools", "remove_warm_pools", "wait_refilled"),
     *("aclose", "check_options", "drivers", "runtimes", "doctor", "effective_limits", "publish_at", "list_in"),
@@ -184,6 +223,7 @@ NAMES_NOTHING_OLD = {
 """Methods that are told of nothing that exists. What those of the first line make and show is tested below; those of
 the last are for the whole state directory."""
 VOLUMES_NAME_NOTHING_OLD = {"create", "import_", "list", "references", "sizes"}
+TEMPLATES_NAME_NOTHING_OLD = {"checkpoints", "list", "put"}
 
 
 def public(of: type) -> set[str]:
@@ -193,15 +233,21 @@ def public(of: type) -> set[str]:
 def test_the_walk_has_every_public_method() -> None:
     assert set(WALK) | NAMES_NOTHING_OLD == public(LocalEngine)
     assert set(VOLUME_WALK) | VOLUMES_NAME_NOTHING_OLD == public(VolumeStore)
+    assert set(TEMPLATE_WALK) | TEMPLATES_NAME_NOTHING_OLD == public(TemplateStore)
 
 
 @pytest.mark.parametrize(
-    ("method", "calls"), [*WALK.items(), *((f"volumes.{name}", calls) for name, calls in VOLUME_WALK.items())]
+    ("method", "calls"),
+    [
+        *WALK.items(),
+        *((f"volumes.{name}", calls) for name, calls in VOLUME_WALK.items()),
+        *((f"templates.{name}", calls) for name, calls in TEMPLATE_WALK.items()),
+    ],
 )
 async def test_what_another_namespace_has_is_not_found_as_if_it_never_was(
     two: Two, method: str, calls: list[Call]
 ) -> None:
-    never = Wanted("session.never", f"atoll-{7:016x}", f"cp-{7:012x}", "never", "never", "nobody")
+    never = Wanted("session.never", f"atoll-{7:016x}", f"cp-{7:012x}", "never", "never", "nobody", "never")
     before = await seen(two.theirs)
     for call in calls:
         found = await answer(call, two.mine, two.only_theirs)
@@ -216,6 +262,7 @@ async def seen(engine: Engine) -> object:
         [(info.id, info.status, info.labels, info.expires_at) for info in await engine.list()],
         [(each.id, each.label) for each in await engine.checkpoints()],
         [volume.name for volume in await engine.volumes.list()],
+        await engine.templates.list(),
     )
 
 

@@ -181,6 +181,6 @@ def test_the_types_name_every_attribute_of_what_they_describe(
 
 _NOT_DESCRIBED = {
     *("drivers", "egress_servers", "extra", "extra_attributes", "fork_labelled", "inherited_spec", "previews"),
-    *("is_in_use", "list_in", "publish_at"),
+    *("checkpoint_files", "is_in_use", "list_in", "publish_at", "scratch"),
 }
 """Parts of a local engine that are not in the interface, and what anyio's streams have besides."""
