@@ -130,7 +130,10 @@ def make_one_of_each(client: httpx2.Client) -> dict[str, Any]:
     sandboxed = make(client, "configs", name="worker", agent_type="sandboxed", tools_config=["bash"])["id"]
     make(client, f"chat/{sandboxed}", message="boot")
     (instance,) = items(client, f"configs/{sandboxed}/workspace/instances")
+    make(client, "sandboxes", name="restored")
     return {
+        "restored": "restored",
+        "restored_checkpoint": make(client, "sandboxes/restored/checkpoints")["id"],
         "config": config,
         "sandboxed": sandboxed,
         "conversation": talk["conversation_id"],

@@ -33,7 +33,7 @@ ATOLL = [sys.executable, "-m", "atoll.surfaces.cli"]
 HEAVY = frozenset(
     "pydantic_ai anthropic openai griffe mcp rich numpy PIL alembic asyncpg cryptography atoll.agents.loop "
     "atoll.agents.models atoll.server.chat atoll.server.conversations atoll.tools.coding atoll.tools.pool "
-    "atoll.surfaces.mcp.http atoll.surfaces.messages.http".split()
+    "atoll.surfaces.mcp.http atoll.surfaces.messages.http sqlalchemy.dialects.postgresql".split()
 )
 """What takes long to import, and what a server does without until a client asks for what needs it."""
 

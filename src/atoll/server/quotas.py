@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import anyio
 import anyio.to_thread
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
 from atoll.contract.model import Limits, WarmPool
@@ -32,6 +32,8 @@ from atoll.server.tables import model_usage
 from atoll.server.tenants import Quotas, Tenant
 
 if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
+
     from atoll.runtime.engine import LocalEngine
 
 MAX_HELD_OUTPUT_BYTES = 1024**3
@@ -191,13 +193,20 @@ class QuotaLedger:
 
     def spend_within(self, connection: sa.Connection, tenant: str, tokens: int) -> int:
         """As `spend_tokens`, in the caller's transaction."""
-        insert = (sqlite if self._database.is_sqlite else postgresql).insert(model_usage)
+        insert = self._insert_usage()
         statement = insert.values(tenant=tenant, month=_month(), tokens=tokens).on_conflict_do_update(
             index_elements=[model_usage.c.tenant, model_usage.c.month],
             set_={"tokens": model_usage.c.tokens + insert.excluded.tokens},
         )
         total: int = connection.execute(statement.returning(model_usage.c.tokens)).scalar_one()
         return total
+
+    def _insert_usage(self) -> sqlite.Insert | postgresql.Insert:
+        if self._database.is_sqlite:
+            return sqlite.insert(model_usage)
+        from sqlalchemy.dialects import postgresql  # here: it would take a twentieth of a server's start
+
+        return postgresql.insert(model_usage)
 
     async def tokens(self, tenant: str) -> int:
         """Tokens that models have used for a tenant in this month."""
