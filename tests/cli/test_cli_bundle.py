@@ -12,6 +12,8 @@ import pytest
 from atoll.testing.serving import ServerProcess
 from tests.cli.driving import Atoll
 
+pytestmark = pytest.mark.local("bundles are checked where sandboxes are; the push to a server has one of its own")
+
 PAGE = json.dumps({"path": "index.html"})
 
 

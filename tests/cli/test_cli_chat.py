@@ -12,6 +12,8 @@ import pytest
 from atoll.testing.server import running_server
 from tests.cli.driving import Atoll
 
+pytestmark = pytest.mark.local("it works with a server of its own, and without one")
+
 SCRIPT = {
     "step": [{"call": [{"tool": "look", "input": {"at": "sea"}}]}, {"text": "You saw: it is calm."}],
     "conversation": [{"prompt": "Hello", "step": [{"text": "Good day."}, {"text": "Good night."}]}],

@@ -13,6 +13,8 @@ from atoll.server.server import Server
 from atoll.settings import Settings
 from tests.cli.driving import Atoll
 
+pytestmark = pytest.mark.local("tenants and keys are on the server's own machine")
+
 
 @pytest.fixture
 def atoll(tmp_path: Path, atoll: Atoll) -> Iterator[Atoll]:
