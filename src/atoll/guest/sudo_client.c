@@ -363,7 +363,7 @@ static struct body make_request(const struct options *options, bool terminal)
     add_bytes(&body, &head, sizeof head);
     add_user(&body, options);
     add(&body, "");
-    char *line[4] = {(char *)own_shell()};
+    char *line[4] = {(char *)own_shell()}, *check[] = {"true", NULL};
     char **command = options->command;
     if (options->login || options->shell) {
         if (*command) {
@@ -373,7 +373,7 @@ static struct body make_request(const struct options *options, bool terminal)
         command = line;
     }
     if (head.flags & SUDO_CHECK)
-        command = (char *[]){"true", NULL};
+        command = check;
     for (char **at = command; *at; at++, head.arguments++)
         add(&body, *at);
     for (char **at = environ; *at; at++)
@@ -721,12 +721,16 @@ static _Noreturn void attend(int fd, const sigset_t *mask)
 
 /* ---- the start ---- */
 
-/* What is closed becomes /dev/null, so that the command opens nothing in its place. */
-static void choose_descriptors(int *fds, bool may_relay)
+/* What is closed becomes /dev/null, so that neither this nor the command opens anything in its place. */
+static void open_closed(void)
 {
     for (int i = 0; i < 3; i++)
-        while (fcntl(i, F_GETFD) < 0 && open("/dev/null", O_RDWR) >= 0) {
-        }
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", O_RDWR) != i)
+            exit(1);
+}
+
+static void choose_descriptors(int *fds, bool may_relay)
+{
     if (may_relay && isatty(0) && isatty(1))
         make_terminal();
     for (int i = 0; i < 3; i++)
@@ -768,6 +772,7 @@ int sudo_main(char **argv)
 {
     static struct options options;
     int fds[SUDO_DESCRIPTORS];
+    open_closed();
     take_options(&options, argv + 1);
     bool checks = options.list || options.check;
     int fd = find_supervisor();

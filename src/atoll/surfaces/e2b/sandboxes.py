@@ -208,6 +208,7 @@ class SandboxRoutes:
                 runtime=None if checkpoint else admitted.runtime,
                 network=admitted.network,
                 labels={label: value for label, value in record.labels().items() if value is not None},
+                sudo=True,
                 ttl_s=admitted.ttl_s,
                 on_expiry="sleep" if body.auto_pause else "destroy",
                 mounts=() if checkpoint else admitted.mounts,
