@@ -47,8 +47,8 @@ class Capabilities(Frozen):
     mounts: bool = False
     """Directories of the host can be mounted (`Launch.mounts`)."""
     sudo: bool = False
-    """The guest can start commands as root for another user (`SandboxSpec.sudo`): inside, only root writes to
-    /run/atoll, where its supervisors listen."""
+    """The guest can start commands as root for another user (`SandboxSpec.sudo`): inside, only root
+    writes to /run, where its supervisors listen."""
     disk_limit: bool
     """The file system of the layers can limit what is written to one. `atoll storage` shows more."""
     chosen_by_default: bool

@@ -31,6 +31,8 @@
 #include "program.h"
 #include "users.h"
 
+#define GUEST_DIRECTORY "/run/atoll" /* contract/inside.py */
+
 enum {
     MAX_ASKING = SUDO_POLLED - SUDO_RUNNING - 1,
     MAX_CLIENTS = MAX_ASKING + SUDO_RUNNING,
@@ -38,7 +40,6 @@ enum {
     GRACE_MS = 2000,   /* between SIGHUP and SIGKILL for a command whose client is gone */
     BACKLOG = 64,
     FAILED_BYTES = 512,
-    PLACES = 2,
 };
 
 enum client_state { FREE, ASKING, RUNNING, ABANDONED };
@@ -116,15 +117,19 @@ static struct client *oldest_asking(void)
 
 /* ---- listening ---- */
 
-/* In the places where programs look for it, unless the image has one there: after the first job the links are found.
- * They are of the sandbox's files: where it may not be used, it says so. */
+/* In the places where programs look for it, unless the image has one there. The links are of the sandbox's files: where
+ * they are taken to and it may not be used, it says so. The directory of the guest's program is of the runtime's making:
+ * with bwrap root alone can enter it, with runsc everyone can write there. */
 static void install(void)
 {
-    static const char *const places[PLACES] = {"/usr/local/bin/sudo", "/usr/bin/sudo"};
+    static const char *const places[] = {"/usr/local/bin/sudo", "/usr/bin/sudo"};
     static bool installed;
-    for (int i = 0; i < PLACES && !installed; i++)
-        (void)!symlink(SUDO_DIRECTORY "/guest", places[i]);
+    if (installed)
+        return;
     installed = true;
+    chmod(GUEST_DIRECTORY, 0755);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        (void)!symlink(GUEST_DIRECTORY "/guest", places[i]);
 }
 
 void sudo_stop(void)
@@ -143,6 +148,7 @@ static void start_listening(void)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const int one = 1;
     snprintf(address.sun_path, sizeof address.sun_path, SUDO_SOCKET, getpid());
+    mkdir(SUDO_DIRECTORY, 0755);
     unlink(address.sun_path); /* of a supervisor that was killed */
     listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener >= 0 && setsockopt(listener, SOL_SOCKET, SO_PASSCRED, &one, sizeof one) == 0 &&

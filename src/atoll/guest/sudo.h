@@ -24,8 +24,8 @@
 #include "frame.h"
 #include "tree.h"
 
-#define SUDO_DIRECTORY "/run/atoll"
-#define SUDO_SOCKET SUDO_DIRECTORY "/sudo-%d" /* the supervisor's pid. Only root inside can make files there. */
+#define SUDO_DIRECTORY "/run/atoll-sudo" /* in which only root inside can make files: no name can be taken */
+#define SUDO_SOCKET SUDO_DIRECTORY "/%d" /* the supervisor's pid */
 
 enum {
     SUDO_DESCRIPTORS = 4,          /* 0, 1, 2 and the working directory */
