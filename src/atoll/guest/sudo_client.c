@@ -613,11 +613,23 @@ static void pass_keys(void)
 /* ---- while the command runs ---- */
 
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP, SIGCONT, SIGWINCH};
+enum { SENT = 1, TYPED };
 static volatile sig_atomic_t caught[32];
 
-static void on_signal(int signal)
+static void on_signal(int signal, siginfo_t *info, void *context)
 {
-    caught[signal] = 1;
+    (void)context;
+    caught[signal] = info->si_code == SI_KERNEL ? TYPED : SENT;
+}
+
+/* gVisor makes a signal of a key though the terminal is raw: it is given back to the command's terminal as that key. */
+static bool retype(int signal)
+{
+    const int key = signal == SIGINT ? VINTR : signal == SIGQUIT ? VQUIT : signal == SIGTSTP ? VSUSP : -1;
+    if (key < 0 || caught[signal] != TYPED || !terminal.is_raw || terminal.typed_size == RELAY_BYTES)
+        return false;
+    terminal.typed[terminal.typed_size++] = (char)terminal.before.c_cc[key];
+    return true;
 }
 
 /* They are caught while the client waits, and stay blocked otherwise. Those that are ignored stay ignored. */
@@ -629,7 +641,7 @@ static sigset_t catch_signals(void)
         struct sigaction action;
         sigaddset(&blocked, passed_on[i]);
         if (sigaction(passed_on[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaction(passed_on[i], &(struct sigaction){.sa_handler = on_signal}, NULL);
+            sigaction(passed_on[i], &(struct sigaction){.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO}, NULL);
     }
     sigprocmask(SIG_BLOCK, &blocked, &before);
     for (size_t i = 0; i < sizeof passed_on / sizeof *passed_on; i++)
@@ -645,7 +657,10 @@ static void pass_signals(int fd)
         int signal = passed_on[i];
         if (!caught[signal])
             continue;
+        bool retyped = retype(signal);
         caught[signal] = 0;
+        if (retyped)
+            continue;
         if (signal == SIGCONT)
             make_raw();
         if (signal == SIGWINCH || signal == SIGCONT)
