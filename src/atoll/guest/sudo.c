@@ -6,8 +6,8 @@
  * which are the client's (sudo_client.c), since who may ask may ask for anything; how a program is started (program.c).
  *
  * Every byte comes from inside. A packet is read when there is one, never waited for: a client can delay no other, and
- * not the reaping of the tree. One that says nothing, or only a part, is dropped after a while, and the oldest of these
- * when there are too many. Who asks is what the kernel says, in the credentials of the message that also has the
+ * not the reaping of the tree. One that says nothing, or only a part, is dropped after a while, and sooner when there are
+ * too many of these: others wait to be accepted until then. Who asks is what the kernel says, in the credentials of the message that also has the
  * descriptors, and where it can say so (gVisor cannot) of who has connected.
  */
 #define _GNU_SOURCE
@@ -34,10 +34,10 @@
 #define GUEST_DIRECTORY "/run/atoll" /* contract/inside.py */
 
 enum {
-    MAX_ASKING = SUDO_POLLED - SUDO_RUNNING - 1,
-    MAX_CLIENTS = MAX_ASKING + SUDO_RUNNING,
-    ASK_MS = 5000,     /* how long a client may take for its request */
-    GRACE_MS = 2000,   /* between SIGHUP and SIGKILL for a command whose client is gone */
+    MAX_CLIENTS = SUDO_ASKING + SUDO_RUNNING,
+    ASK_MS = 5000,   /* how long a client may take for its request */
+    CROWD_MS = 250,  /* the same where others wait for its place */
+    GRACE_MS = 2000, /* between SIGHUP and SIGKILL for a command whose client is gone */
     BACKLOG = 64,
     FAILED_BYTES = 512,
 };
@@ -106,13 +106,17 @@ static int count_in(enum client_state state)
     return count;
 }
 
-static struct client *oldest_asking(void)
+static bool is_crowded(void)
 {
-    struct client *oldest = NULL;
-    for (int i = 0; i < MAX_CLIENTS; i++)
-        if (clients[i].state == ASKING && (!oldest || clients[i].deadline < oldest->deadline))
-            oldest = &clients[i];
-    return oldest;
+    return count_in(ASKING) >= SUDO_ASKING;
+}
+
+/* When its time is over. INT64_MAX: never. */
+static int64_t end_of(const struct client *client, bool crowded)
+{
+    if (client->state == ASKING)
+        return client->deadline - (crowded ? (ASK_MS - CROWD_MS) * 1000 : 0);
+    return client->state == ABANDONED ? client->deadline : INT64_MAX;
 }
 
 /* ---- listening ---- */
@@ -212,11 +216,9 @@ static void take_connection(void)
         close(fd);
         return;
     }
-    if (count_in(ASKING) == MAX_ASKING)
-        refuse(oldest_asking(), "too many others ask for it at the same time");
     struct client *client = clients;
     while (client->state != FREE)
-        client++; /* those that run are fewer than MAX_CLIENTS, and one that asked was dropped */
+        client++; /* there is one: not more than SUDO_RUNNING run, and it is not crowded */
     *client = (struct client){.state = ASKING, .socket = fd, .deadline = now_us() + ASK_MS * 1000};
     for (int i = 0; i < SUDO_DESCRIPTORS; i++)
         client->fds[i] = -1;
@@ -563,7 +565,7 @@ int sudo_poll(struct pollfd *fds)
     int count = 0;
     if (listener < 0)
         return 0;
-    fds[count++] = (struct pollfd){.fd = listener, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = is_crowded() ? -1 : listener, .events = POLLIN};
     for (int i = 0; i < MAX_CLIENTS; i++)
         if (clients[i].state != FREE && clients[i].socket >= 0)
             fds[count++] = (struct pollfd){.fd = clients[i].socket, .events = POLLIN};
@@ -572,11 +574,15 @@ int sudo_poll(struct pollfd *fds)
 
 int sudo_timeout(void)
 {
-    int64_t first = INT64_MAX, now = listener < 0 ? 0 : now_us();
+    int64_t first = INT64_MAX;
+    bool crowded = listener >= 0 && is_crowded();
     for (int i = 0; listener >= 0 && i < MAX_CLIENTS; i++)
-        if ((clients[i].state == ASKING || clients[i].state == ABANDONED) && clients[i].deadline < first)
-            first = clients[i].deadline;
-    return first == INT64_MAX ? -1 : first <= now ? 0 : (int)((first - now + 999) / 1000);
+        if (end_of(&clients[i], crowded) < first)
+            first = end_of(&clients[i], crowded);
+    if (first == INT64_MAX)
+        return -1;
+    int64_t now = now_us();
+    return first <= now ? 0 : (int)((first - now + 999) / 1000);
 }
 
 static void expire(struct client *client)
@@ -591,7 +597,7 @@ static void expire(struct client *client)
 
 void sudo_serve(const struct pollfd *fds, int count)
 {
-    bool asked = false;
+    bool asked = false, crowded = is_crowded();
     for (int i = 0; i < count; i++) {
         if (!fds[i].revents)
             continue;
@@ -605,8 +611,9 @@ void sudo_serve(const struct pollfd *fds, int count)
                 break;
             }
     }
-    for (int i = 0; listener >= 0 && i < MAX_CLIENTS; i++)
-        if ((clients[i].state == ASKING || clients[i].state == ABANDONED) && clients[i].deadline <= now_us())
+    int64_t now = now_us();
+    for (int i = 0; i < MAX_CLIENTS; i++)
+        if (end_of(&clients[i], crowded) <= now)
             expire(&clients[i]);
     if (asked)
         take_connection();

@@ -76,7 +76,7 @@ struct sudo_request {
 bool sudo_begin(struct fields job, const struct tree *tree, int marker);
 
 /* Adds what is to be waited for, at most SUDO_POLLED entries. Returns how many. */
-enum { SUDO_POLLED = SUDO_RUNNING + 8 + 1 };
+enum { SUDO_ASKING = 16, SUDO_POLLED = SUDO_RUNNING + SUDO_ASKING + 1 };
 int sudo_poll(struct pollfd *fds);
 
 /* In how many ms sudo_serve() has to be called at the latest, however little happens. -1: at no time. */

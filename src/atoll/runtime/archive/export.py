@@ -86,7 +86,7 @@ class ArchiveContents(Frozen):
     """The description of the sandbox in a file: its first member. Untrusted input."""
 
     format: Literal["atoll-sandbox"]
-    version: Literal[1, 2]
+    version: Literal[1, 2, 3]
     name: Name
     """The sandbox's name when it was exported."""
     checkpoint: str | None = Field(default=None, max_length=255)
