@@ -299,9 +299,7 @@ time.sleep(1000)
         assert set(first.split()) <= {"failed", "lost", "22", "109"}, seen  # ETOOMANYREFS, of Linux
         assert second in {"failed", "ended 0"}
         if not runtime_name == "runsc" and os.geteuid() == 0:  # the host does not see gVisor's processes
-            supervisors = [
-                pid for pid in host_processes(admin) if status_of(pid)["Name"] == "atoll-supervise"
-            ]
+            supervisors = [pid for pid in host_processes(admin) if status_of(pid)["Name"] == "atoll-supervise"]
             assert len(supervisors) >= 1
             assert max(len(os.listdir(f"/proc/{pid}/fd")) for pid in supervisors) < 12
     await wait_tree_exit(admin, "sleep 31538005")
@@ -351,7 +349,8 @@ print(time.monotonic() - begun < 15)
     assert said.stdout == "0\nTrue\n", said
     with pytest.raises(ExecTimeout):
         await admin.exec(
-            ["python3", "-I", "-S", "-c", _CLIENT + script.split("begun")[0] + "time.sleep(1000)"], timeout_s=3
+            ["python3", "-I", "-S", "-c", _CLIENT + script.split("begun", maxsplit=1)[0] + "time.sleep(1000)"],
+            timeout_s=3,
         )
 
 
@@ -385,11 +384,16 @@ async def test_a_kill_reaches_all_that_was_started_while_it_was_asked_for(admin:
 
 async def test_a_command_gains_no_more_than_the_guests_rights(admin: Sandbox) -> None:
     said = await admin.exec("sudo grep -E 'Cap(Bnd|Eff)|NoNewPrivs' /proc/self/status; grep CapBnd /proc/self/status")
-    root = await admin.exec("grep -E 'Cap(Bnd|Eff)|NoNewPrivs' /proc/self/status; grep CapBnd /proc/self/status", user="root")
+    root = await admin.exec(
+        "grep -E 'Cap(Bnd|Eff)|NoNewPrivs' /proc/self/status; grep CapBnd /proc/self/status", user="root"
+    )
     assert said.stdout == root.stdout
-    denied = await admin.exec("sudo mount -t tmpfs none /mnt; sudo kill -9 1; echo $?; sudo sh -c 'echo 1 > /proc/sys/kernel/panic'")
-    assert denied.exit_code != 0
-    assert (await admin.exec("sudo grep x /proc/1/environ /proc/1/mem")).exit_code != 0
+    for line in (
+        "sudo mount -t tmpfs none /mnt",
+        "sudo sh -c 'echo 1 > /proc/sys/kernel/panic'",
+        "sudo cat /proc/1/mem",
+    ):
+        assert (await admin.exec(line)).exit_code != 0, line
 
 
 async def test_a_sandbox_without_it_has_no_one_who_listens(prey: Sandbox) -> None:

@@ -2308,6 +2308,11 @@ export interface components {
              * @default true
              */
             several_users: boolean;
+            /**
+             * Sudo
+             * @default false
+             */
+            sudo: boolean;
             /** Terminal Keys */
             terminal_keys: boolean;
         };
@@ -3801,6 +3806,11 @@ export interface components {
              */
             status: "provisioning" | "running" | "paused" | "sleeping" | "shutdown" | "error";
             /**
+             * Sudo
+             * @default false
+             */
+            sudo: boolean;
+            /**
              * Ttl Renewed By Use
              * @default false
              */
@@ -3881,6 +3891,11 @@ export interface components {
             secrets?: {
                 [key: string]: components["schemas"]["SecretInput"];
             };
+            /**
+             * Sudo
+             * @description Whether `sudo` works inside, without a password, for the user of commands that name none.
+             */
+            sudo?: boolean;
             /**
              * Ttl Renewed By Use
              * @description Whether each use begins the lifetime anew.

@@ -62,7 +62,17 @@ DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""
 DEFAULT_ID = 1000
 """The id of that user and of its group."""
-_OF_TEMPLATES = ("network", "indexes", "user", "cwd", "start_command", "ready_command", "labels", "pause_after_s", "sudo")
+_OF_TEMPLATES = (
+    "network",
+    "indexes",
+    "user",
+    "cwd",
+    "start_command",
+    "ready_command",
+    "labels",
+    "pause_after_s",
+    "sudo",
+)
 """What a sandbox from a template has of its own spec alone, and not of the checkpoint's."""
 _log = logging.getLogger(__name__)
 
@@ -384,7 +394,9 @@ class Provisioner:
                 if own and others:
                     raise InvalidRequest(f"a sandbox from this checkpoint has its {what}; leave yours out")
             changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
-            changes |= {name: value for name in ("user", "cwd", "pause_after_s", "sudo") if (value := getattr(given, name))}
+            changes |= {
+                name: value for name in ("user", "cwd", "pause_after_s", "sudo") if (value := getattr(given, name))
+            }
             if given.ttl_s is not None:
                 lifetime = ("ttl_s", "on_expiry", "ttl_renewed_by_use")
                 changes |= {name: getattr(given, name) for name in lifetime}

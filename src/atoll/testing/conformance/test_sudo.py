@@ -99,9 +99,7 @@ async def test_a_group_can_be_named(admin: Sandbox) -> None:
         ("sudo /etc/passwd", "/etc/passwd: Permission denied"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_with_a_reason_and_status_1(
-    admin: Sandbox, line: str, words: str
-) -> None:
+async def test_what_cannot_be_done_is_refused_with_a_reason_and_status_1(admin: Sandbox, line: str, words: str) -> None:
     said = await admin.exec(line)
     assert said.exit_code == 1
     assert words in said.stderr
@@ -144,7 +142,9 @@ async def test_a_closed_stream_is_as_dev_null(admin: Sandbox) -> None:
 
 async def test_it_starts_where_the_caller_is(admin: Sandbox) -> None:
     # Also where the target may not go.
-    said = await admin.exec("mkdir -p /tmp/mine && chmod 700 /tmp/mine && cd /tmp/mine && sudo -u nobody /bin/echo here")
+    said = await admin.exec(
+        "mkdir -p /tmp/mine && chmod 700 /tmp/mine && cd /tmp/mine && sudo -u nobody /bin/echo here"
+    )
     assert said.stdout == "here\n"
     assert (await admin.exec("sudo pwd", cwd="/usr")).stdout == "/usr\n"
     assert (await admin.exec("sudo -i pwd", cwd="/usr")).stdout == "/root\n"
