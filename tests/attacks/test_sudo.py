@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from atoll import Engine, ExecResult, ExecTimeout, Sandbox
+from atoll import Engine, ExecResult, ExecTimeout, Sandbox, Unenforceable
 from atoll.contract.model import RuntimeName
 from atoll.testing.inside import read_until, running, until_running, wait_tree_exit
 from tests.attacks.programs import host_processes, status_of
@@ -226,7 +226,8 @@ cases = {
     'nothing': (b'',), 'one byte': (b'x',), 'half': (whole[:40],), 'no end': (whole[:-1],), 'more': (whole + b'x',),
     'counts': (body(counts=(2**32 - 1, 1, 0)),), 'variables': (body(counts=(1, 2**31, 0)),),
     'overrides': (body(counts=(1, 1, 2**32 - 1)),), 'too few': (body(counts=(9, 9, 9)),),
-    'no command': (body(argv=(), counts=(0, 1, 0)),), 'no user': (body(user=b''),), 'a leading word': (body(lead=b'x'),),
+    'no command': (body(argv=(), counts=(0, 1, 0)),), 'no user': (body(user=b''),),
+    'a leading word': (body(lead=b'x'),),
     'all ones': (b'\\xff' * 5000,), 'all zeros': (bytes(5000),),
     'long user': (body(user=b'u' * 100000),), 'colons': (body(user=b':::'),), 'slash': (body(user=b'/etc/passwd'),),
     'variables without names': (body(env=[b'', b'=', b'==', b'x'] * 50, argv=[b'/bin/false']),),
@@ -298,7 +299,7 @@ time.sleep(1000)
         first, second = seen.splitlines()[:2]
         assert set(first.split()) <= {"failed", "lost", "22", "109"}, seen  # ETOOMANYREFS, of Linux
         assert second in {"failed", "ended 0"}
-        if not runtime_name == "runsc" and os.geteuid() == 0:  # the host does not see gVisor's processes
+        if runtime_name != "runsc" and os.geteuid() == 0:  # the host does not see gVisor's processes
             supervisors = [pid for pid in host_processes(admin) if status_of(pid)["Name"] == "atoll-supervise"]
             assert len(supervisors) >= 1
             assert max(len(os.listdir(f"/proc/{pid}/fd")) for pid in supervisors) < 12
@@ -401,3 +402,19 @@ async def test_a_sandbox_without_it_has_no_one_who_listens(prey: Sandbox) -> Non
     assert said.exit_code == 1
     assert said.stdout == ""
     assert "does not allow it" in said.stderr
+
+
+async def test_a_runtime_that_declares_no_sudo_refuses_it(
+    engine: Engine, runtime_name: RuntimeName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = engine.runtimes()[runtime_name]
+    driver = type(engine.drivers()[runtime_name])  # type: ignore[attr-defined]  # an engine of this machine
+    async with await engine.create() as plain:
+        taken = await plain.checkpoint()
+        monkeypatch.setattr(driver, "capabilities", property(lambda _: able.model_copy(update={"sudo": False})))
+        for checkpoint in (None, taken.id):
+            with pytest.raises(Unenforceable, match="sudo does not work in sandboxes of the runtime"):
+                await engine.create(sudo=True, from_checkpoint=checkpoint)
+        with pytest.raises(Unenforceable):
+            await engine.check_options({"sudo": True})
+        await engine.delete_checkpoint(taken.id)

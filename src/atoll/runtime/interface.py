@@ -421,8 +421,8 @@ class Engine(ABC):
         this process is killed, when the state directory is next used.
 
         `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
-        `cwd`, `runtime`, `pause_after_s`, `sudo`, `network`, `labels`, `ttl_s`, `on_expiry`, `ttl_renewed_by_use` and `mounts`;
-        and `sleep_after_s` (unset: ten minutes).
+        `cwd`, `runtime`, `pause_after_s`, `sudo`, `network`, `labels`, `ttl_s`, `on_expiry`, `ttl_renewed_by_use` and
+        `mounts`; and `sleep_after_s` (unset: ten minutes).
 
         With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
 
