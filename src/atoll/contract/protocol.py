@@ -225,6 +225,7 @@ STRING_TAGS = frozenset(
         Tag.ENV,
         Tag.CWD,
         Tag.STATE,
+        Tag.SUDO,
         Tag.PATH,
         Tag.TARGET,
         Tag.TO,

@@ -126,14 +126,19 @@ static int64_t end_of(const struct client *client, bool crowded)
  * with bwrap root alone can enter it, with runsc everyone can write there. */
 static void install(void)
 {
-    static const char *const places[] = {"/usr/local/bin/sudo", "/usr/bin/sudo"};
+    static const char program[] = GUEST_DIRECTORY "/guest", first[] = "/usr/local/bin/sudo";
+    static const char *const parents[] = {"/usr", "/usr/local", "/usr/local/bin"};
     static bool installed;
     if (installed)
         return;
     installed = true;
     chmod(GUEST_DIRECTORY, 0755);
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        (void)!symlink(GUEST_DIRECTORY "/guest", places[i]);
+    (void)!symlink(program, "/usr/bin/sudo");
+    if (symlink(program, first) == 0 || errno != ENOENT)
+        return;
+    for (size_t i = 0; i < sizeof parents / sizeof *parents; i++)
+        mkdir(parents[i], 0755);
+    (void)!symlink(program, first);
 }
 
 void sudo_stop(void)

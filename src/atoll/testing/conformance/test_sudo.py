@@ -51,14 +51,14 @@ async def test_without_the_option_no_sudo_is_there_that_works(shared: Sandbox) -
 
 @pytest.mark.core
 async def test_only_the_user_of_commands_and_root_may_use_it(admin: Sandbox) -> None:
-    said = await admin.exec("sudo id -u", user="nobody")
+    said = await admin.exec("sudo id -u", user="daemon")
     assert (said.exit_code, said.stdout) == (1, "")
     assert said.stderr == "sudo: this user may not use it in this sandbox\n"
     assert (await admin.exec("sudo -u user id -un", user="root")).stdout == "user\n"
 
 
 async def test_another_user_of_commands_may_use_it_instead(engine: Engine) -> None:
-    async with await engine.create(sudo=True, user="nobody") as sandbox:
+    async with await engine.create(sudo=True, user="daemon") as sandbox:
         assert (await sandbox.exec("sudo id -u")).stdout == "0\n"
         assert (await sandbox.exec("sudo id -u", user="user")).exit_code == 1
 
@@ -66,11 +66,11 @@ async def test_another_user_of_commands_may_use_it_instead(engine: Engine) -> No
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("-u nobody", "nobody"),
-        ("--user=nobody", "nobody"),
-        ("--user nobody", "nobody"),
-        ("-unobody", "nobody"),
-        ("-nu nobody", "nobody"),
+        ("-u daemon", "daemon"),
+        ("--user=daemon", "daemon"),
+        ("--user daemon", "daemon"),
+        ("-udaemon", "daemon"),
+        ("-nu daemon", "daemon"),
         ("-u '#0'", "root"),
         ("-nSEH", "root"),
         ("-k -p prompt --", "root"),
@@ -82,8 +82,8 @@ async def test_options_name_the_user(admin: Sandbox, options: str, expected: str
 
 
 async def test_a_group_can_be_named(admin: Sandbox) -> None:
-    assert (await admin.exec("sudo -g nogroup id -un -g; sudo -g nogroup id -gn")).stdout.endswith("nogroup\n")
-    assert (await admin.exec("sudo -u root -g nogroup sh -c 'id -un; id -gn'")).stdout == "root\nnogroup\n"
+    assert (await admin.exec("sudo -g daemon id -un -g; sudo -g daemon id -gn")).stdout.endswith("daemon\n")
+    assert (await admin.exec("sudo -u root -g daemon sh -c 'id -un; id -gn'")).stdout == "root\ndaemon\n"
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ async def test_it_says_who_may_do_what(admin: Sandbox) -> None:
     assert "/ls\n" in said.stdout
     assert "usage: sudo" in said.stdout
     assert said.stderr == ""
-    assert (await admin.exec("sudo -v", user="nobody")).exit_code == 1
-    assert (await admin.exec("sudo -l", user="nobody")).exit_code == 1
+    assert (await admin.exec("sudo -v", user="daemon")).exit_code == 1
+    assert (await admin.exec("sudo -l", user="daemon")).exit_code == 1
 
 
 # ---- what the command has ----
@@ -143,7 +143,7 @@ async def test_a_closed_stream_is_as_dev_null(admin: Sandbox) -> None:
 async def test_it_starts_where_the_caller_is(admin: Sandbox) -> None:
     # Also where the target may not go.
     said = await admin.exec(
-        "mkdir -p /tmp/mine && chmod 700 /tmp/mine && cd /tmp/mine && sudo -u nobody /bin/echo here"
+        "mkdir -p /tmp/mine && chmod 700 /tmp/mine && cd /tmp/mine && sudo -u daemon /bin/echo here"
     )
     assert said.stdout == "here\n"
     assert (await admin.exec("sudo pwd", cwd="/usr")).stdout == "/usr\n"
