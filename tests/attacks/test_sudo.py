@@ -399,9 +399,9 @@ async def test_a_command_gains_no_more_than_the_guests_rights(admin: Sandbox) ->
 
 async def test_a_sandbox_without_it_has_no_one_who_listens(prey: Sandbox) -> None:
     said = await prey.exec("ls -d /run/atoll-sudo; exec -a sudo /run/atoll/guest -n id -u")
-    assert said.exit_code == 1
     assert said.stdout == ""
-    assert "does not allow it" in said.stderr
+    # With bwrap, users cannot even enter the directory of the program.
+    assert {1: "the sandbox does not allow it", 126: "Permission denied"}[said.exit_code] in said.stderr
 
 
 async def test_a_runtime_that_declares_no_sudo_refuses_it(
