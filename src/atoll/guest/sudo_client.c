@@ -33,6 +33,8 @@ enum {
     MAX_OVERRIDES = 256,
     RELAY_BYTES = 16 << 10,
     DRAIN_MS = 50, /* how long output may take from a terminal that something in the background still has open */
+    DRAIN_READS = 16, /* and how much it may be: more than a terminal holds */
+    REOPEN_MS = 100, /* how often a terminal that no process has open is looked at */
 };
 
 struct options {
@@ -509,6 +511,7 @@ static struct {
     char typed[RELAY_BYTES];
     size_t typed_size;
     bool input_ended;
+    bool unopened; /* by any process: it may be opened again, and the end of our side would end the command */
 } terminal = {.master = -1, .slave = -1};
 
 static void copy_size(void)
@@ -588,8 +591,9 @@ static bool show_output(void)
 static void drain_output(void)
 {
     struct pollfd fd = {.fd = terminal.master, .events = POLLIN};
-    while (terminal.master >= 0 && poll(&fd, 1, DRAIN_MS) > 0 && show_output()) {
-    }
+    for (int i = 0; i < DRAIN_READS && terminal.master >= 0; i++)
+        if (poll(&fd, 1, DRAIN_MS) <= 0 || !show_output())
+            return;
 }
 
 static void take_keys(void)
@@ -713,22 +717,23 @@ static _Noreturn void attend(int fd, const sigset_t *mask)
         bool reads = relays && terminal.is_raw && !terminal.input_ended && terminal.typed_size < RELAY_BYTES;
         struct pollfd fds[] = {
             {.fd = fd, .events = POLLIN},
-            {.fd = terminal.master, .events = (short)(POLLIN | (terminal.typed_size ? POLLOUT : 0))},
+            {.fd = terminal.unopened ? -1 : terminal.master,
+             .events = (short)(POLLIN | (terminal.typed_size ? POLLOUT : 0))},
             {.fd = reads ? 0 : -1, .events = POLLIN},
         };
-        int ready = ppoll(fds, 3, NULL, mask);
+        const struct timespec interval = {.tv_nsec = REOPEN_MS * 1000000L};
+        int ready = ppoll(fds, 3, terminal.unopened ? &interval : NULL, mask);
         pass_signals(fd);
+        if (ready == 0 && terminal.unopened)
+            terminal.unopened = !show_output();
         if (ready <= 0)
             continue;
         if (fds[2].revents)
             take_keys();
         if (relays && fds[1].revents & POLLOUT)
             pass_keys();
-        if (relays && fds[1].revents & (POLLIN | POLLHUP | POLLERR) && !show_output()) {
-            close(terminal.master);
-            terminal.master = -1;
-            restore_terminal();
-        }
+        if (relays && fds[1].revents & (POLLIN | POLLHUP | POLLERR))
+            terminal.unopened = !show_output();
         if (fds[0].revents)
             take_answer(fd);
     }

@@ -282,6 +282,21 @@ async def test_a_terminal_is_the_commands_own(admin: Sandbox, capabilities: Capa
         assert b" icanon" in rest  # ours is as it was
 
 
+async def test_a_command_that_closes_its_terminal_goes_on(admin: Sandbox) -> None:
+    command = "sudo sh -c 'exec <&- >&- 2>&-; sleep 0.5; touch /root/went-on; exit 3'"
+    async with await admin.spawn(command, pty=(24, 80), keep=False) as process:
+        assert (await process.wait()).exit_code == 3
+    assert (await admin.exec("sudo ls /root/went-on")).exit_code == 0
+
+
+async def test_output_without_end_from_the_background_does_not_hold_the_client(admin: Sandbox) -> None:
+    command = "sudo bash -c 'trap \"\" HUP; setsid yes & sleep 0.2; exit 4'"
+    async with await admin.spawn(command, pty=(24, 80), keep=False) as process:
+        assert (await process.wait()).exit_code == 4
+    await admin.exec("sudo pkill -x yes")  # which gVisor does not tell that its terminal is gone
+    await wait_tree_exit(admin, "yes")
+
+
 @pytest.fixture
 def terminal_keys(capabilities: Capabilities) -> None:
     if not capabilities.terminal_keys:
