@@ -596,7 +596,7 @@ async def test_results_may_have_parts_and_images_are_shown(
     assert image.partition(",")[2] in json.dumps(blocks)
     assert "[web] https://example.com/page" in json.dumps(blocks)
     shown = (await client.get(f"/api/v1/conversations/{talk}")).json()["messages"][2]
-    assert "[image/png, 8 bytes]" in shown["content"]
+    assert "[image: image/png, 8 bytes]" in shown["content"]
     assert api.complaints == []
 
 
