@@ -153,6 +153,8 @@ def _words(error: pydantic_core.ErrorDetails) -> str:
         return f"{where} is missing"
     if error["type"] == "extra_forbidden":
         return f"there is no field {quoted(where)}"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{where} has a NUL byte in it, which no command can have"
     if where == "schema_version":
         return f"schema_version is {quoted(error['input'])}; this server reads version 1"
     reason = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")

@@ -229,6 +229,27 @@ def _where(loc: Sequence[str | int]) -> list[str]:
     return [str(part) for part in loc if not (isinstance(part, str) and "[" in part)]
 
 
+WORDS_FOR_PATTERNS: Mapping[str, str] = {
+    r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$": "it is not the id of a conversation, such as "
+    "01a1ed9d-c3b5-7d27-9f97-1c333b66f9c5; GET /api/v1/conversations?config_id=… lists them",
+    "^[0-9a-f-]+$": "it is not the `next` of a page",
+    r"^[0-9]{1,18}$": "it is not a number that an answer gave, such as the `next` of a page",
+    r"^[A-Za-z0-9_-]{1,64}$": "the name of a tool has 1 to 64 letters, digits, '_' and '-'",
+    r"^[A-Za-z_][A-Za-z0-9_]{0,63}$": "a name has 1 to 64 letters, digits and '_', and does not begin with a digit",
+    r"^[^\x00-\x1f\x7f]{1,100}$": "a name has 1 to 100 characters, all of one line",
+    r"^[a-z][a-z-]{0,31}$": "the name of a provider has lower-case letters and '-', such as anthropic",
+    r"^[^\x00-\x20\x7f]+$": "the name of a model has no spaces",
+    r"^[!-~]+$": "only visible characters of ASCII are allowed",
+    r"^[0-9a-f]{64}$": "it is not a SHA-256: 64 hexadecimal digits, in lower case, as `sha256sum` prints it",
+    r'^(\*|(W/)?"?[0-9]{1,9}"?)$': 'it is not a version, such as "3", or *',
+    r"^[a-z0-9][a-z0-9-]{0,31}$": "a name has 1 to 32 lower-case letters, digits and '-', and does not begin with '-'",
+    "^0?[0-7]{1,4}$": "permission bits are octal digits, such as 0644",
+    r"^/[^\x00]*$": "it has to be an absolute path, such as /workspace",
+    r"^[0-9]{1,16}-[0-9]{1,16}$": "it is not the id of an event, such as 70000-0",
+}
+"""What is said of a value that a field's regular expression refuses, which few people want to read."""
+
+
 def _plain(error: Mapping[str, Any]) -> str:
     """What is wrong with one value, for people who do not know pydantic."""
     match error["type"]:
@@ -240,6 +261,8 @@ def _plain(error: Mapping[str, Any]) -> str:
             return "it has to be a JSON object"
         case "json_invalid":
             return f"it is not valid JSON: {error.get('ctx', {}).get('error', 'it ends too early')}"
+        case "string_pattern_mismatch" if words := WORDS_FOR_PATTERNS.get(error["ctx"]["pattern"]):
+            return words
     return str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
 
 
