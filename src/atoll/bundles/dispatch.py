@@ -138,7 +138,8 @@ class Dispatcher:
             await self._channel.send(_source() + encode(hello))
         await self._first(self._ready, START_S)
         if self._lost.done():
-            raise SandboxError(f"the dispatcher of the tools did not start: {self._lost.result()}")
+            why = self._lost.result()
+            raise SandboxError(f"the dispatcher of the tools did not start: {why}{_hint(why)}")
         if not self._ready.done():
             raise BundleFailed("bundle_entrypoint_invalid", f"the tools could not be imported within {START_S:g} s")
         errors = _errors(self._ready.result())
@@ -268,6 +269,12 @@ class Dispatcher:
     def _lose(self, why: str) -> None:
         if not self._lost.done():
             self._lost.set_result(why)
+
+
+def _hint(why: str) -> str:
+    if why != "it ended with exit code 127":
+        return ""
+    return "; the image has no python3 on its PATH, or a variable or secret of the config has replaced PATH"
 
 
 def _check_length(line: bytes | bytearray) -> None:
