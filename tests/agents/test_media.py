@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pydantic_ai.models
 import pytest
 from pydantic_ai.messages import (
     BinaryContent,
@@ -23,7 +24,6 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import atoll
-import pydantic_ai.models
 from atoll.agents import media
 from atoll.agents.history import History
 from atoll.agents.loop import tool_return

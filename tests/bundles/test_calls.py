@@ -173,7 +173,9 @@ async def test_parts_are_text_images_and_urls(workspace: Workspace) -> None:
         TextPart(text="[image: image/svg+xml, 6 bytes] data:image/svg+xml;base64,PHN2Zy8+…"),
         TextPart(text="[image: the data: URL is not base64]"),
     )
-    assert "[audio: audio/wav, 3 bytes] data:audio/wav;base64,AAAA…\n[document] https://example.com/a.pdf" in result.text
+    assert (
+        "[audio: audio/wav, 3 bytes] data:audio/wav;base64,AAAA…\n[document] https://example.com/a.pdf" in result.text
+    )
 
 
 async def test_documents_that_are_text_are_text_and_what_no_model_takes_is_described(workspace: Workspace) -> None:

@@ -167,7 +167,10 @@ async def test_bundles_and_what_was_built_of_them_count_for_the_quota_of_disk(se
         assert (refused.status_code, told["code"]) == (403, "quota_exceeded")
         assert "remove sandboxes, volumes or tool bundles that are not needed" in told["message"]
         assert told["details"] == {
-            "quota": "disk_bytes", "used": len(one), "asked": len(two), "allowed": len(one) + 200
+            "quota": "disk_bytes",
+            "used": len(one),
+            "asked": len(two),
+            "allowed": len(one) + 200,
         }
         assert [each.name for each in (served.server.directory / "bundles" / "full").iterdir()] == [
             f"{body['sha256']}.tgz"

@@ -617,8 +617,16 @@ async def test_scopes_say_who_may_read_change_and_chat(served: Served, client: h
         ("chat", {"tool_results": []}, "tool_results: it should have at least 1 item, not 0"),
         ("configs", {"tools_config": ["a b"]}, "tools_config.0: the name of a tool has 1 to 64 letters, digits, '_'"),
         ("configs", {"name": "a\nb"}, "name: a name has 1 to 100 characters, all of one line"),
-        ("configs", {"model_config": {"provider": "A", "model": "b"}}, "provider: the name of a provider has lower-case"),
-        ("configs", {"provisioning_bundle": {"url": "x", "sha256": "y"}}, "sha256: it is not a SHA-256: 64 hexadecimal"),
+        (
+            "configs",
+            {"model_config": {"provider": "A", "model": "b"}},
+            "provider: the name of a provider has lower-case",
+        ),
+        (
+            "configs",
+            {"provisioning_bundle": {"url": "x", "sha256": "y"}},
+            "sha256: it is not a SHA-256: 64 hexadecimal",
+        ),
     ],
 )
 async def test_what_a_field_refuses_is_said_in_words(

@@ -149,9 +149,9 @@ def shown(messages: Sequence[ModelMessage], accepted: Accepted) -> list[ModelMes
             for part in reversed(message.parts):
                 if isinstance(part, ToolReturnPart) and _media_of(part):
                     content, left_bytes = _fitted(part.content, accepted, left_bytes)
-                    part = replace(part, content=content)  # noqa: PLW2901
+                    part = replace(part, content=content)
                 parts.append(part)
-            message = replace(message, parts=parts[::-1])  # noqa: PLW2901
+            message = replace(message, parts=parts[::-1])
         sent.append(message)
     return sent[::-1]
 

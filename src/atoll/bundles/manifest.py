@@ -158,9 +158,11 @@ def _words(error: pydantic_core.ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return f"there is no field {quoted(where)}"
     if error["type"] in {"too_short", "too_long"}:
-        least = error["type"] == "too_short"
-        allowed = error["ctx"]["min_length" if least else "max_length"]
-        return f"{where} has {error['ctx']['actual_length']} items; it may have {'no fewer' if least else 'no more'} than {allowed}"
+        about = error["ctx"]
+        bound = (
+            f"no fewer than {about['min_length']}" if "min_length" in about else f"no more than {about['max_length']}"
+        )
+        return f"{where} has {about['actual_length']} items; it may have {bound}"
     if error["type"] == "string_pattern_mismatch":
         return f"{where} has a NUL byte in it, which no command can have"
     if where == "schema_version":

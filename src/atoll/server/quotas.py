@@ -114,7 +114,9 @@ class QuotaLedger:
 
     async def _stored(self, tenant: str, engine: LocalEngine) -> dict[_Holder, _Share]:
         """The bundles of a tenant, and what was built of them."""
-        built = {_Holder("built bundle", each): {"disk_bytes": size} for each, size in (await built_sizes(engine)).items()}
+        built = {
+            _Holder("built bundle", each): {"disk_bytes": size} for each, size in (await built_sizes(engine)).items()
+        }
         query = sa.select(bundles.c.sha256, bundles.c.size_bytes).where(bundles.c.tenant == tenant)
         async with self._database.read() as connection:
             rows = await connection.execute(query)

@@ -71,8 +71,8 @@ def encoded(message):
 
 
 def codec():
-    """`json.loads`, `json.dumps`, and `json.dumps` for people (without escapes, and only what JSON has), by the parts of
-    `json` that are written in C alone. If those are not what they were since Python 3.8, by `json` itself."""
+    """`json.loads`, `json.dumps`, and `json.dumps` for people (without escapes, and only what JSON has), by the parts
+    of `json` that are written in C alone. If those are not what they were since Python 3.8, by `json` itself."""
     try:
         import _json
 
@@ -102,7 +102,10 @@ def codec():
             return value
 
         found = read, writer(_json.encode_basestring_ascii, True), writer(_json.encode_basestring, False)
-        if found[0](b'{"a": [1, "\\u00e9", NaN]}')["a"][:2] != [1, "\u00e9"] or found[1]({"a": "\u00e9"}) != '{"a": "\\u00e9"}':
+        if (
+            found[0](b'{"a": [1, "\\u00e9", NaN]}')["a"][:2] != [1, "\u00e9"]
+            or found[1]({"a": "\u00e9"}) != '{"a": "\\u00e9"}'
+        ):
             raise ValueError
         return found
     except Exception:
@@ -334,7 +337,8 @@ def monitor(connection, cwd, result_bytes):
             return  # the call died before it began; who holds the other end takes another
         data = connection.recv(1 << 20)
         if not data:
-            return kill_tree()
+            kill_tree()
+            return
         buffer += data
     line = lines_of(buffer)[0]
     timeout_s = from_json(line)["timeout_s"]

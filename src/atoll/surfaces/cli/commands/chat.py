@@ -117,7 +117,10 @@ async def _list(context: CommandContext, config: str) -> int:
     elif not found:
         render.note(f"no conversations; `atoll chat {config} MESSAGE` begins one")
     else:
-        rows = [(each["id"], each["status"] or "-", render.ago(datetime.fromisoformat(each["updated_at"]))) for each in found]
+        rows = [
+            (each["id"], each["status"] or "-", render.ago(datetime.fromisoformat(each["updated_at"])))
+            for each in found
+        ]
         render.table(("CONVERSATION", "LAST TURN", "UPDATED"), rows)
         if page["next"] is not None:
             render.note(f"these are the newest {_LISTED}")
