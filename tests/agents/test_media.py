@@ -66,6 +66,10 @@ def returning(parts: list[dict[str, str]]) -> ToolSet:
     return ToolSet([made])
 
 
+def contents(messages: list[ModelMessage]) -> list[list[Any]]:
+    return [part.content for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]  # type: ignore[misc]
+
+
 @pytest.fixture(autouse=True)
 def downloads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """URLs that this process would have fetched: none, in every test."""
@@ -98,9 +102,8 @@ async def test_a_script_is_given_every_kind_as_what_it_is() -> None:
         return ModelResponse([TextPart("done")])
 
     await atoll.Agent(FunctionModel(play), returning(PARTS)).run("Look")
-    (result,) = seen[-1][-1].parts
-    assert isinstance(result, ToolReturnPart)
-    assert [f"{type(each).__name__} {getattr(each, 'media_type', each)}" for each in result.content] == [
+    (parts,) = contents(seen[-1])
+    assert [f"{type(each).__name__} {getattr(each, 'media_type', each)}" for each in parts] == [
         "str Here:",
         "BinaryImage image/png",
         "BinaryContent application/pdf",
@@ -115,9 +118,8 @@ async def test_a_script_is_given_every_kind_as_what_it_is() -> None:
         "str [web] https://example.com/",
         "str [api] https://example.com/v1",
     ]
-    assert not any(getattr(each, "force_download", False) for each in result.content)
-    saved = ModelMessagesTypeAdapter.dump_json(seen[-1])
-    assert ModelMessagesTypeAdapter.validate_json(saved)[-1].parts[0].content == result.content  # type: ignore[union-attr]
+    assert not any(getattr(each, "force_download", False) for each in parts)
+    assert contents(ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(seen[-1]))) == [parts]
 
 
 async def result_for_claude(anthropic: Anthropic) -> tuple[list[dict[str, Any]], list[str]]:
@@ -221,12 +223,14 @@ async def test_a_request_without_media_is_refused_once(anthropic: Anthropic) -> 
 def test_what_is_older_than_a_request_may_show_is_text() -> None:
     film = {"kind": "video-url", "url": "data:video/mp4;base64," + base64.b64encode(bytes(3 << 20)).decode()}
     result = read_result({"ok": True, "parts": [film, film]})
-    given = [ModelRequest([tool_return(ToolCallPart("t", {}, str(n)), result, "success")]) for n in range(4)]
+    given: list[ModelMessage] = [
+        ModelRequest([tool_return(ToolCallPart("t", {}, str(n)), result, "success")]) for n in range(4)
+    ]
     sent = media.shown(given, media.Accepted(is_any=True))
-    kept = [isinstance(each, BinaryContent) for message in sent for part in message.parts for each in part.content]
+    kept = [isinstance(each, BinaryContent) for content in contents(sent) for each in content]
     assert sum(kept) == media.MAX_SENT_BYTES // (3 << 20)
     assert kept[-4:] == [True] * 4  # the newest
-    assert [len(message.parts[0].content) for message in given] == [2] * 4
+    assert [len(content) for content in contents(given)] == [2] * 4
     assert media.shown([], media.NOTHING) == []
 
 

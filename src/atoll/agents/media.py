@@ -48,7 +48,8 @@ _URLS: dict[MediaKind, type[ImageUrl | AudioUrl | VideoUrl | DocumentUrl]] = {
     "document": DocumentUrl,
 }
 _KINDS: dict[type, MediaKind] = {each: kind for kind, each in _URLS.items()}
-_Media = BinaryContent | ImageUrl | AudioUrl | VideoUrl | DocumentUrl
+_Link = ImageUrl | AudioUrl | VideoUrl | DocumentUrl
+_Media = BinaryContent | _Link
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def described(part: object) -> str:
         if part.media_type == _PDF:
             kind = "document"
         return f"[{kind}: {part.media_type}, {len(part.data)} bytes]"
-    if isinstance(part, _Media):
+    if isinstance(part, _Link):
         return f"[{_KINDS[type(part)]}] {part.url}"
     return str(part)
 
@@ -148,7 +149,7 @@ def shown(messages: Sequence[ModelMessage], accepted: Accepted) -> list[ModelMes
             parts: list[Any] = []
             for part in reversed(message.parts):
                 if isinstance(part, ToolReturnPart) and _media_of(part):
-                    content, left_bytes = _fitted(part.content, accepted, left_bytes)
+                    content, left_bytes = _fitted(part, accepted, left_bytes)
                     part = replace(part, content=content)
                 parts.append(part)
             message = replace(message, parts=parts[::-1])
@@ -166,17 +167,18 @@ def _media_of(part: object) -> list[_Media]:
     return [each for each in content if isinstance(each, _Media)] if isinstance(content, list | tuple) else []
 
 
-def _fitted(content: Sequence[Any], accepted: Accepted, left_bytes: int) -> tuple[Any, int]:
+def _fitted(part: ToolReturnPart, accepted: Accepted, left_bytes: int) -> tuple[Any, int]:
     """The content of one result, and how many bytes are left for those before it."""
     fitted: list[Any] = []
-    for part in content:
-        size = len(part.data) if isinstance(part, BinaryContent) else 0
-        if not isinstance(part, _Media):
-            fitted.append(part)
-        elif accepted.takes(part) and size <= left_bytes:
-            fitted.append(part)
+    content: Any = part.content
+    for each in content:
+        size = len(each.data) if isinstance(each, BinaryContent) else 0
+        if not isinstance(each, _Media):
+            fitted.append(each)
+        elif accepted.takes(each) and size <= left_bytes:
+            fitted.append(each)
             left_bytes -= size
         else:
-            fitted.append(described(part))
+            fitted.append(described(each))
     has_any = any(isinstance(each, _Media) for each in fitted)
     return (fitted if has_any else "\n".join(map(str, fitted))), left_bytes
