@@ -617,8 +617,10 @@ class DispatchLoop:
             self.spare = None
 
     def keep_spare(self):
-        """Have a monitor forked if a call waits for one, or if none is there for the next call."""
-        if self.is_asked or self.threads or not (self.waiting or self.spare is None):
+        """Have a monitor forked if a call waits for one, or if none is there for the next call and none runs, which it
+        would slow down."""
+        is_wanted = self.waiting or not (self.spare or self.calls)
+        if not is_wanted or self.is_asked or self.threads or self.control is None:
             return
         self.is_asked = True
         try:
@@ -674,8 +676,7 @@ class DispatchLoop:
 
     def became_ready(self):
         self.ready = True
-        if self.control is not None:
-            self.keep_spare()
+        self.keep_spare()
         if self.nonce is not None:
             nonce, self.nonce = self.nonce, None
             version = "{}.{}.{}".format(*sys.version_info[:3])
@@ -715,6 +716,7 @@ class DispatchLoop:
                 self.begin(message)
             elif message["t"] == "cancel":
                 self.end(message["call"])
+                self.keep_spare()
 
     def begin(self, message):
         if message["tool"] not in self.tools:
@@ -782,6 +784,7 @@ class DispatchLoop:
         answer = parsed((lines_of(made.received) or [b""])[0])
         self.end(made.number)
         self.send({"t": "failed" if "kind" in answer else "done", "call": made.number, **answer})
+        self.keep_spare()
 
     def end(self, number):
         """Forget a call. If it runs, its monitor sees the end of the connection, and kills it."""
