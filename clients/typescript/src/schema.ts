@@ -3161,6 +3161,25 @@ export interface components {
                 [key: string]: number;
             };
         };
+        /**
+         * MediaPart
+         * @description Something to see, hear or read that only some models take: the others are given its text.
+         */
+        MediaPart: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "image" | "audio" | "video" | "document";
+            /**
+             * Type
+             * @default media
+             * @constant
+             */
+            type: "media";
+            /** Url */
+            url: string;
+        };
         /** MkdirBody */
         MkdirBody: {
             /** Mode */
@@ -3524,7 +3543,7 @@ export interface components {
          *
          *     Memory, CPUs and disk are sums of limits, not of what is used at a moment, so that what was granted can be used.
          *     Sandboxes that sleep or are shut down count as those that run: any use wakes one. Warm pools count as the sandboxes
-         *     that they keep ready, and volumes with their size for `disk_bytes`.
+         *     that they keep ready, and volumes, tool bundles and what was built of these with their size for `disk_bytes`.
          */
         Quotas: {
             /** Cpus */
@@ -4437,7 +4456,7 @@ export interface components {
          */
         ToolResult: {
             /** Content */
-            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"])[];
+            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"] | components["schemas"]["MediaPart"])[];
             /**
              * Is Error
              * @default false
