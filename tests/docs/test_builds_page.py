@@ -9,17 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
-
-from atoll.runtime.engine import open as open_engine
-
 PAGE = Path(__file__).parents[2] / "docs" / "builds.md"
 
 
 def test_the_example_is_built_and_serves(make_state_dir: Callable[[], Path], tmp_path: Path) -> None:
     state_dir = make_state_dir()
     (block,) = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    script = f"set -euo pipefail\n{block}\natoll exec demo -- curl --silent http://127.0.0.1:8000\natoll rm demo\n"
+    script = f"set -euo pipefail\n{block}\natoll exec demo -- curl --silent http://127.0.0.1:8000\n"
+    script += "atoll rm demo && atoll templates rm site && atoll templates gc\n"
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
@@ -36,10 +33,3 @@ def test_the_example_is_built_and_serves(make_state_dir: Callable[[], Path], tmp
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.splitlines()[:2] == ["template:site", "demo"]
     assert "<h1>Hello</h1>" in done.stdout
-    anyio.run(_remove, state_dir)
-
-
-async def _remove(state_dir: Path) -> None:
-    async with open_engine(state_dir) as engine:
-        await engine.templates.remove("site")
-        await engine.templates.gc()
