@@ -286,6 +286,14 @@ def test_a_sandbox_whose_record_cannot_be_read_is_listed_with_the_reason_and_rem
     assert atoll.json("gc", "--json")["unreadable"] == {}
 
 
+@pytest.mark.local("a server refuses these labels of a client")
+def test_labels_of_a_server_are_in_no_table(atoll: Atoll) -> None:
+    name = atoll.create("--label", "team=search", "--label", "atoll.dev/record=abc")
+    assert "team=search" in atoll.text("ls", "--label", "team")
+    assert "atoll.dev" not in atoll.text("ls") + atoll.text("stat", name)
+    assert atoll.json("inspect", name)["labels"] == {"team": "search", "atoll.dev/record": "abc"}
+
+
 def test_labels_and_lifetime_are_shown_filtered_by_and_changed(atoll: Atoll, box: str) -> None:
     name = atoll.create("--label", "team=search", "--label", "stage=ci", "--ttl", "2h")
     header, row = atoll.text("ls", "--label", "team=search", "--label", "stage").splitlines()

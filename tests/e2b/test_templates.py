@@ -107,6 +107,12 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
     assert client.get(f"/templates/{name}").status_code == 404
 
 
+def test_the_images_of_the_machine_are_not_told_to_who_builds(name: str) -> None:
+    with pytest.raises(BuildException, match="the image no-such-image:latest cannot be fetched") as failed:
+        Template.build(Template().from_image("no-such-image"), name)
+    assert "present here" not in str(failed.value)
+
+
 def test_a_failed_step_is_named_with_its_output_and_nothing_is_left(name: str, client: httpx2.Client) -> None:
     template = Template().from_image("host").run_cmd("true").run_cmd("echo the cause; exit 7")
     before = client.get("/v2/sandboxes").json()

@@ -50,6 +50,9 @@ from atoll.runtime.state.store import now
 STEP_TIMEOUT_S = 1800.0
 _MAX_SHOWN_CHARS = 4000
 """Of the output of a failed step, in the message."""
+_SIGNS_OF_NO_NETWORK = ("403", "resolve", "name resolution", "unreachable")
+"""What programs print of a connection that is refused, or of a name that is not looked up."""
+_NO_NETWORK = "no connection leaves a step unless --allow allows it; `--allow registries` is for pip, npm and apt"
 _MAX_LABEL_CHARS = 200
 _OUTPUT_BYTES = 64 * 1024
 _COPY = """
@@ -219,7 +222,7 @@ class _Build:
                 try:
                     await self._take(state, step)
                 except BuildFailed as error:
-                    raise self._failed(error.message) from None
+                    raise self._failed(error.message, error.hint) from None
                 except (FileError, UserNotFound, InvalidRequest) as error:
                     raise self._failed(f"{_shown(step)}: {error.message}") from None
             self._step = 0
@@ -359,7 +362,12 @@ class _Build:
             return
         why = "used up its memory" if done.out_of_memory else f"failed with exit code {done.exit_code}"
         output = done.stdout.decode("utf-8", "replace").strip()[-_MAX_SHOWN_CHARS:]
-        raise BuildFailed(f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing")
+        # What refused it names `atoll network` and the step's sandbox, which is gone.
+        refused = self._options.network is None and any(sign in output for sign in _SIGNS_OF_NO_NETWORK)
+        raise BuildFailed(
+            f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing",
+            hint=_NO_NETWORK if refused else None,
+        )
 
     async def _enter(self, sandbox: Sandbox, cwd: str, user: str) -> None:
         """The directory of a step is made if it is missing. It belongs to the step's user."""
@@ -436,8 +444,8 @@ class _Build:
     def _tell(self, kind: Literal["begun", "cached", "output"], text: str) -> None:
         self._on_event(BuildEvent(kind, self._step, len(self._plan.steps), text))
 
-    def _failed(self, message: str) -> BuildFailed:
-        return BuildFailed(f"step {self._step} of {len(self._plan.steps)}: {message}", step=self._step)
+    def _failed(self, message: str, hint: str | None = None) -> BuildFailed:
+        return BuildFailed(f"step {self._step} of {len(self._plan.steps)}: {message}", step=self._step, hint=hint)
 
 
 async def _found(sandbox: Sandbox, stage: str, step: CopyStep) -> Sequence[str]:

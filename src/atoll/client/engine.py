@@ -237,7 +237,7 @@ class RemoteEngine(Engine):
 
     def _elsewhere(self, what: str, command: str) -> NoReturn:
         raise InvalidRequest(
-            f"the sandboxes are those of {self.url}, and {what} is not shown to clients; run '{command}' on that "
+            f"the sandboxes are those of {self.url}, and clients are not shown {what}; run '{command}' on that "
             "machine, without ATOLL_URL"
         )
 

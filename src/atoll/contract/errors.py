@@ -77,6 +77,11 @@ if TYPE_CHECKING:
     from atoll.contract.model import ExecResult
 
 
+def told_elsewhere(error: AtollError) -> str:
+    """The message of an error as clients of a server may see it: without the images that its machine has."""
+    return error.message.partition(ImageUnavailable.PRESENT)[0]
+
+
 def install_extra(extra: str) -> str:
     """How to install what an extra of Atoll brings, for messages. Not by a bare name, which would be another's package
     on a public index."""
@@ -199,7 +204,11 @@ class ProcessNotFound(CallerError, LookupError):
 
 
 class ImageUnavailable(CallerError, LookupError):
+    """Where images of the machine are listed, that is the end of the message, after `PRESENT`: not for clients of a
+    server (`told_elsewhere`)."""
+
     code = "image_unavailable"
+    PRESENT: ClassVar[str] = " (present here: "
 
 
 class ImageNotFound(CallerError, LookupError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from atoll.builds.builder import BuildEvent, BuildOptions, build_template
 from atoll.builds.uploads import UploadStore
-from atoll.contract.errors import AtollError, Conflict, TemplateNotFound
+from atoll.contract.errors import AtollError, Conflict, TemplateNotFound, told_elsewhere
 from atoll.contract.model import Limits
 from atoll.server.quotas import QuotaLedger
 
@@ -177,7 +177,7 @@ class TemplateBuilds:
             build.note("the template is ready")
             build.status = "ready"
         except AtollError as error:
-            self._fail(build, error.message, getattr(error, "step", None))
+            self._fail(build, told_elsewhere(error), getattr(error, "step", None))
         except TimeoutError:
             self._fail(build, f"the build did not end within {BUILD_TIMEOUT_S:g} s", None)
         except asyncio.CancelledError:
