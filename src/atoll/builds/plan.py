@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from atoll.contract.documented import Documented
 from atoll.contract.errors import BuildFailed
 from atoll.contract.model import MAX_COMMAND_CHARS
-from atoll.tools.tool import StrictModel
 
 MAX_STEPS = 256
 MAX_SOURCES = 4096
@@ -36,7 +36,13 @@ _REFERENCE = re.compile(
 )
 
 
-class RunStep(StrictModel):
+class PlanModel(Documented):
+    """The base of what a plan is made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunStep(PlanModel):
     """Run a program. What it leaves running ends with the step."""
 
     kind: Literal["run"] = "run"
@@ -49,7 +55,7 @@ class RunStep(StrictModel):
     """It is run even if its result is kept."""
 
 
-class CopyStep(StrictModel):
+class CopyStep(PlanModel):
     """Copy files of an archive."""
 
     kind: Literal["copy"] = "copy"
@@ -68,24 +74,24 @@ class CopyStep(StrictModel):
     force: bool = False
 
 
-class WorkdirStep(StrictModel):
+class WorkdirStep(PlanModel):
     kind: Literal["workdir"] = "workdir"
     path: Text
 
 
-class UserStep(StrictModel):
+class UserStep(PlanModel):
     kind: Literal["user"] = "user"
     user: Text
 
 
-class EnvStep(StrictModel):
+class EnvStep(PlanModel):
     """Set variables, for the steps after it and for sandboxes of the template."""
 
     kind: Literal["env"] = "env"
     variables: Annotated[dict[VariableName, Text], Field(min_length=1, max_length=256)]
 
 
-class ArgStep(StrictModel):
+class ArgStep(PlanModel):
     """Declare a build argument: a variable of the steps after it alone."""
 
     kind: Literal["arg"] = "arg"
@@ -96,7 +102,7 @@ class ArgStep(StrictModel):
 BuildStep = Annotated[RunStep | CopyStep | WorkdirStep | UserStep | EnvStep | ArgStep, Field(discriminator="kind")]
 
 
-class BuildPlan(StrictModel):
+class BuildPlan(PlanModel):
     """A build. The first user and directory are those of the steps before the first that names others."""
 
     image: Text | None = None
@@ -137,7 +143,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
                 known = expand(word, variables) if is_set else ""
             case "?":
                 if not is_set:
-                    raise BuildFailed(f"the variable {name} is not set: {word[:200] or found[0][:200]}")
+                    raise BuildFailed(f"the variable {name} is not set: {word[:200] or found[0][:200]}", unset=name)
         size += len(known or "")
         if size > MAX_EXPANDED_CHARS:
             raise BuildFailed(f"{text[:100]!r} is longer than {MAX_EXPANDED_CHARS} characters when it is expanded")

@@ -32,6 +32,7 @@ from atoll.contract.errors import (
     CheckpointNotFound,
     InvalidRequest,
     SandboxNotFound,
+    TemplateNotFound,
     VolumeNotFound,
 )
 from atoll.surfaces.door import status_of
@@ -50,6 +51,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "not_checkpointable": 409,
     "image_unavailable": 422,
     "archive_refused": 422,
+    "build_failed": 422,
     "bundle_failed": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
@@ -85,6 +87,7 @@ CODE_BY_STATUS: Mapping[int, str] = {
 _NOT_FOUND: Mapping[type[AtollError], str] = {
     SandboxNotFound: "no sandbox has the name or id {name!r}",
     CheckpointNotFound: "no checkpoint has the id or label {wanted!r}",
+    TemplateNotFound: "no template is named {template!r}",
     VolumeNotFound: "no volume is named {name!r}",
 }
 """Messages without the names that there are."""

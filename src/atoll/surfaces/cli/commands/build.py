@@ -6,7 +6,7 @@ Not here: how a Dockerfile is read and carried out (`atoll.builds`), and what te
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.names import TEMPLATE_PREFIX, split_template
@@ -18,6 +18,9 @@ from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_n
 
 if TYPE_CHECKING:
     from atoll.builds.builder import BuildEvent
+    from atoll.client.engine import RemoteEngine
+    from atoll.contract.model import BuildLogLine
+    from atoll.runtime.engine import LocalEngine
 
 commands = CommandModule()
 DOCKERFILE = "Dockerfile"
@@ -110,6 +113,7 @@ async def _build(
     from atoll.builds.builder import STEP_TIMEOUT_S, BuildOptions, build_template
     from atoll.builds.context import BuildContext
     from atoll.builds.dockerfile import SHELL, parse_dockerfile
+    from atoll.runtime.state.templates import reference_of
 
     files = BuildContext(directory)
     try:
@@ -120,27 +124,34 @@ async def _build(
     if ready is not None:
         plan = plan.model_copy(update={"ready_command": (*SHELL, ready)})
     name, tag = template
-    async with context.open_local_engine() as engine:
+    progress = _Progress(silent=context.as_json)
+    async with context.open_engine() as engine:
         with render.ProgressBars() as bars:
-            version = await build_template(
-                engine,
-                plan,
-                files,
-                name=name,
-                tags=[tag],
-                options=BuildOptions(
-                    runtime=runtime_name(options.runtime),
-                    limits=limits(options),
-                    network=options.network,
-                    uses_cache=uses_cache,
-                    step_timeout_s=step_timeout_s or STEP_TIMEOUT_S,
-                    progress=bars,
-                ),
-                on_event=_Progress(silent=context.as_json),
+            build = BuildOptions(
+                runtime=runtime_name(options.runtime),
+                limits=limits(options),
+                network=options.network,
+                uses_cache=uses_cache,
+                step_timeout_s=step_timeout_s or STEP_TIMEOUT_S,
+                progress=bars,
             )
-    reference = f"{TEMPLATE_PREFIX}{name}" if tag == "default" else f"{TEMPLATE_PREFIX}{name}:{tag}"
+            if context.server is not None:
+                from atoll.builds.remote import build_on_server
+
+                remote = cast("RemoteEngine", engine)
+                version = await build_on_server(
+                    remote, plan, files, name=name, tags=[tag], options=build, on_line=progress.take_line
+                )
+            else:
+                local = cast("LocalEngine", engine)
+                version = await build_template(
+                    local, plan, files, name=name, tags=[tag], options=build, on_event=progress
+                )
+    progress.end()
+    reference = reference_of(name, tag)
     if context.as_json:
-        render.emit_json({"template": reference, **version.model_dump(mode="json")})
+        shown = {"template": reference, "cached_steps": progress.cached, **version.model_dump(mode="json")}
+        render.emit_json(shown)
         return 0
     render.say(reference)
     render.note(f"next: `atoll create NAME --image {reference}`")
@@ -153,19 +164,38 @@ class _Progress:
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
         self._rest = ""
+        self.cached: list[int] = []
+        """The steps whose results were kept from before."""
 
     def __call__(self, event: BuildEvent) -> None:
-        if self._silent:
-            return
         if event.kind == "output":
             *lines, self._rest = (self._rest + event.text).split("\n")
             for line in lines:
-                render.note(f"  {render.printable(line)}")
+                self._show(f"  {line}")
             return
-        if self._rest:
-            render.note(f"  {render.printable(self._rest)}")
-            self._rest = ""
+        self.end()
         if event.kind == "cached":
-            render.note("  the result is kept from before")
+            self._show_cached(event.step)
         else:
-            render.note(f"[{event.step}/{event.steps}] {render.printable(event.text)}")
+            self._show(f"[{event.step}/{event.steps}] {event.text}")
+
+    def take_line(self, line: BuildLogLine) -> None:
+        """As a call, for a line of a server's log. Why it failed is said by the error."""
+        if line.kind == "cached":
+            self._show_cached(line.step)
+        elif line.level != "error":
+            self._show(f"  {line.text}" if line.kind == "output" else line.text)
+
+    def end(self) -> None:
+        """Show what a program has printed without an end of its line."""
+        if self._rest:
+            self._show(f"  {self._rest}")
+            self._rest = ""
+
+    def _show_cached(self, step: int) -> None:
+        self.cached.append(step)
+        self._show("  the result is kept from before")
+
+    def _show(self, line: str) -> None:
+        if not self._silent:
+            render.note(render.printable(line))
