@@ -264,6 +264,7 @@ class _Build:
                 start_command=version.start_command,
                 ready_command=version.ready_command,
             )
+        self._engine.effective_limits(self._options.limits, self._runtime)  # refuses one that cannot be used
         if not self._engine.runtimes()[self._runtime].several_users:
             raise BuildFailed(f"{self._runtime} has one user; a build needs root, too: use crun, runc or runsc")
         base = await self._engine.images.resolve(wanted, progress=self._options.progress)

@@ -143,7 +143,7 @@ class TemplateBuild:
             if len(self._rest) > MAX_LINE_CHARS:
                 self.flush(event.step)
             return
-        self.flush(event.step)
+        self.flush(self.step)
         self.steps, self.step = event.steps, event.step
         place = f"[{event.step}/{event.steps}]"
         if event.kind == "cached":
@@ -326,7 +326,7 @@ class TemplateBuilds:
                     options=options,
                     on_event=build.take,
                 )
-            build.flush()
+            build.flush(build.step)
             build.note("the template is ready")
             build.end("ready")
         except AtollError as error:

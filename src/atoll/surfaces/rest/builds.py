@@ -47,7 +47,7 @@ from atoll.surfaces.rest.pages import (
     page,
     page_answer,
 )
-from atoll.surfaces.rest.sandboxes import begun_as
+from atoll.surfaces.rest.sandboxes import begun_as, effective_limits
 from atoll.surfaces.rest.transfer import BINARY, body_of
 
 router = APIRouter(prefix="/api/v1/builds", tags=["builds"], route_class=ApiRoute)
@@ -176,6 +176,7 @@ async def _begin(caller: Caller, body: BuildRequest, id: str | None) -> Build:
     image = plan.image or engine.default_image
     limits, runtime = await begun_as(caller, image, body.limits, body.runtime)
     admitted = check_create(tenant.policy, image=image, network=body.network, runtime=runtime, limits=limits)
+    effective_limits(caller, admitted.limits, admitted.runtime)  # refuses a runtime that cannot be used
     _check_files(caller, plan)
     options = BuildOptions(
         runtime=admitted.runtime,
