@@ -10,8 +10,6 @@ import pytest
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
 
-pytestmark = pytest.mark.local
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -63,6 +61,7 @@ def _dockerfile(root: Path, text: str) -> str:
     return str(root / "other.Dockerfile")
 
 
+@pytest.mark.local  # of a server's, the server ends what is left
 def test_a_build_that_is_killed_leaves_no_sandbox(atoll: Atoll, root: Path) -> None:
     try:
         started = atoll.start("build", _dockerfile(root, "FROM host\nRUN echo begun; sleep 1000"), "-t", "x")

@@ -112,7 +112,9 @@ async def test_a_dockerfile_and_an_archive_become_a_template(client: httpx2.Asyn
     command = {"command": "cat /who; ls /srv"}
     assert (await client.post("/api/v1/sandboxes/box/exec", json=command)).json()["stdout"] == "made for mepage.html\n"
     again = await begin(client, dockerfile, "other", files=files, arguments={"WHO": "me"})
-    cached = [each["data"]["step"] for each in await events_of(client, again["id"]) if each["data"].get("kind") == "cached"]
+    cached = [
+        each["data"]["step"] for each in await events_of(client, again["id"]) if each["data"].get("kind") == "cached"
+    ]
     assert cached == [2, 3]
 
 

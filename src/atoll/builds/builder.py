@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -52,6 +53,11 @@ _MAX_SHOWN_CHARS = 4000
 """Of the output of a failed step, in the message."""
 _MAX_LABEL_CHARS = 200
 _OUTPUT_BYTES = 64 * 1024
+_UNREACHABLE = re.compile(
+    r"(?i)could not resolve|name resolution|name or service not known|getaddrinfo|EAI_AGAIN|network is unreachable"
+    r"|unable to resolve|no such host"
+)
+"""What programs print that would have connected to somewhere."""
 _COPY = """
 stage=$1 dest=$2 owner=$3 mode=$4; shift 4
 cd "$stage" || exit 1
@@ -358,7 +364,10 @@ class _Build:
             return
         why = "used up its memory" if done.out_of_memory else f"failed with exit code {done.exit_code}"
         output = done.stdout.decode("utf-8", "replace").strip()[-_MAX_SHOWN_CHARS:]
-        raise BuildFailed(f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing")
+        said = f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing"
+        if self._options.network is None and _UNREACHABLE.search(output):
+            said += "\n(no connection leaves a step unless the build allows it: `atoll build --allow registries`)"
+        raise BuildFailed(said)
 
     async def _enter(self, sandbox: Sandbox, cwd: str, user: str) -> None:
         """The directory of a step is made if it is missing. It belongs to the step's user."""

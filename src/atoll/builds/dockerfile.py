@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from atoll.builds.plan import (
@@ -124,6 +124,13 @@ def instructions(text: str) -> Iterator[Instruction]:
             at += 1
             bodies.append("".join(f"{line}\n" for line in body))
         yield Instruction(begin + 1, name, rest, tuple(bodies))
+
+
+def unused_arguments(text: str, arguments: Iterable[str]) -> list[str]:
+    """Those of the build arguments that no ARG of a Dockerfile declares."""
+    said = [shlex.split(each.rest) for each in instructions(text) if each.name == "ARG"]
+    declared = {word.partition("=")[0] for words in said for word in words}
+    return [each for each in arguments if each not in declared]
 
 
 def _directives(lines: Sequence[str]) -> tuple[str, int]:

@@ -56,7 +56,7 @@ from atoll.contract.model import (
     WarmPool,
     check_labels,
 )
-from atoll.contract.names import DEFAULT_NAMESPACE, check_name
+from atoll.contract.names import DEFAULT_NAMESPACE, TEMPLATE_PREFIX, check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
 from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.warm_pool import check_count
@@ -313,8 +313,9 @@ class RemoteEngine(Engine):
                 body["secrets"] = {each: _secret(one) for each, one in secrets.items()}
             if secret_env:
                 body["secret_env"] = {each: _clear(value) for each, value in secret_env.items()}
-            if progress is not None and from_checkpoint is None:
-                await self._images.resolve(image or self.default_image, progress=progress)
+            wanted = image or self.default_image
+            if progress is not None and from_checkpoint is None and not wanted.startswith(TEMPLATE_PREFIX):
+                await self._images.resolve(wanted, progress=progress)
             made = await self._made(path_of("sandboxes"), body, undo=self._undo_create)
             sandbox = self._sandboxes.open(SandboxInfo.model_validate(made))
             if ephemeral:  # it ends with its last client, which is this one

@@ -5,6 +5,7 @@ Not here: how a Dockerfile is read and carried out (`atoll.builds`), and what te
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 commands = CommandModule()
 DOCKERFILE = "Dockerfile"
+STDIN = Path("-")
 
 
 class _BuildCommand(AtollCommand):
@@ -41,7 +43,10 @@ def build(
         str | None, Option("--name", "-t", metavar="NAME[:TAG]", help="What the template is called.")
     ] = None,
     file: Annotated[
-        Path | None, Option("--file", "-f", metavar="FILE", help="The Dockerfile.  [default: DIR/Dockerfile]")
+        Path | None,
+        Option(
+            "--file", "-f", metavar="FILE", help="The Dockerfile; - reads standard input.  [default: DIR/Dockerfile]"
+        ),
     ] = None,
     build_arg: Annotated[
         list[str] | None,
@@ -82,7 +87,7 @@ def build(
     source = source or Path()
     dockerfile = file or (source / DOCKERFILE if source.is_dir() else source)
     directory = source if source.is_dir() else source.parent
-    if not dockerfile.is_file():
+    if dockerfile != STDIN and not dockerfile.is_file():
         raise InvalidRequest(f"there is no {dockerfile}; name a directory with a {DOCKERFILE}, or --file FILE")
     arguments = values.environment(build_arg or [])
     return _build(
@@ -112,18 +117,22 @@ async def _build(
 ) -> int:
     from atoll.builds.builder import STEP_TIMEOUT_S, BuildOptions, build_template
     from atoll.builds.context import BuildContext
-    from atoll.builds.dockerfile import SHELL, parse_dockerfile
+    from atoll.builds.dockerfile import MAX_DOCKERFILE_BYTES, SHELL, parse_dockerfile, unused_arguments
     from atoll.runtime.state.templates import reference_of
 
     files = BuildContext(directory)
     try:
-        text = dockerfile.read_text("utf-8")
+        text = (
+            sys.stdin.buffer.read(MAX_DOCKERFILE_BYTES + 1) if dockerfile == STDIN else dockerfile.read_bytes()
+        ).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{dockerfile} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     plan = parse_dockerfile(text, arguments=arguments, pack=files.pack)
+    for name in unused_arguments(text, arguments):
+        render.note(f"warning: no ARG of the Dockerfile is named {render.printable(name)}: --build-arg has no effect")
     if ready is not None:
         plan = plan.model_copy(update={"ready_command": (*SHELL, ready)})
-    name, tag = template
+    called, tag = template
     progress = _Progress(silent=context.as_json)
     async with context.open_engine() as engine:
         with render.ProgressBars() as bars:
@@ -140,15 +149,15 @@ async def _build(
 
                 remote = cast("RemoteEngine", engine)
                 version = await build_on_server(
-                    remote, plan, files, name=name, tags=[tag], options=build, on_line=progress.take_line
+                    remote, plan, files, name=called, tags=[tag], options=build, on_line=progress.take_line
                 )
             else:
                 local = cast("LocalEngine", engine)
                 version = await build_template(
-                    local, plan, files, name=name, tags=[tag], options=build, on_event=progress
+                    local, plan, files, name=called, tags=[tag], options=build, on_event=progress
                 )
     progress.end()
-    reference = reference_of(name, tag)
+    reference = reference_of(called, tag)
     if context.as_json:
         shown = {"template": reference, "cached_steps": progress.cached, **version.model_dump(mode="json")}
         render.emit_json(shown)
