@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from atoll.contract.documented import Documented
 from atoll.contract.errors import BuildFailed
@@ -40,6 +42,15 @@ class PlanModel(Documented):
     """The base of what a plan is made of."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        """With `kind` required: it tells steps apart."""
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        shown = handler.resolve_ref_schema(schema)
+        if "kind" in shown.get("properties", {}):
+            shown["required"] = ["kind", *shown.get("required", [])]
+        return schema
 
 
 class RunStep(PlanModel):
