@@ -21,6 +21,7 @@ from atoll.builds import uploads
 from atoll.contract.model import Build, Limits
 from atoll.server import builds as server_builds
 from atoll.server.builds import BuildRecord, BuildStates
+from atoll.server.keys import KeyScope
 from atoll.server.tenants import Quotas, TenantPolicy
 from atoll.testing.waiting import eventually
 from tests.rest.serving import Served, read_events, serving
@@ -214,7 +215,8 @@ async def test_a_build_has_what_the_policy_and_the_quotas_of_its_tenant_allow(se
         ended = await finished(client, await begin(client, "FROM host\nRUN true"))
         assert ended["status"] == "failed"
         assert "quota of sandboxes" in ended["reason"]
-    for scopes in (["sandboxes:read"], ["sandboxes:write"], ["volumes"]):
+    refused: tuple[list[KeyScope], ...] = (["sandboxes:read"], ["sandboxes:write"], ["volumes"])
+    for scopes in refused:
         _, weak = await served.server.keys.create("weak", tenant="bound", role="member", scopes=scopes)
         async with served.client(weak.get_secret_value()) as client:
             answer = await client.post(BUILDS, json={"name": "web", "dockerfile": "FROM host"})
@@ -315,7 +317,8 @@ async def test_states_of_builds_are_kept_up_to_a_number_and_unreadable_ones_are_
         build = Build(id=id, template="web", tags=(), status="ready", created_at=datetime.now(UTC))
         states.write("t", BuildRecord(build=build, instance="x"))
         os.utime(tmp_path / "t" / f"{id}.json", (number, number))
-    states.write("t", BuildRecord(build=build, instance="x"))
+    last = Build(id=ids[2], template="web", tags=(), status="ready", created_at=datetime.now(UTC))
+    states.write("t", BuildRecord(build=last, instance="x"))
     assert {each.build.id for each in states.all("t")} == set(ids[1:])
     (tmp_path / "t" / f"{ids[1]}.json").write_text(json.dumps({"version": 1}))
     assert [each.build.id for each in states.all("t")] == ids[2:]

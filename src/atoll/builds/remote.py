@@ -14,13 +14,12 @@ import anyio
 
 from atoll.builds.builder import ArchiveSource, BuildOptions
 from atoll.builds.plan import BuildPlan, CopyStep
+from atoll.client.builds import CANCEL_S
 from atoll.contract.errors import AtollError, BuildFailed
 from atoll.contract.model import Build, BuildLogLine, TemplateVersion
 
 if TYPE_CHECKING:
     from atoll.client.engine import RemoteEngine
-
-_CANCEL_S = 30.0
 
 
 async def build_on_server(
@@ -70,7 +69,7 @@ async def build_on_server(
                 on_line(each)
     except anyio.get_cancelled_exc_class():
         # A server that cannot be reached is left to it: the build ends by itself.
-        with anyio.move_on_after(_CANCEL_S, shield=True), suppress(AtollError):
+        with anyio.move_on_after(CANCEL_S, shield=True), suppress(AtollError):
             await engine.builds.cancel(build.id)
         raise
     if build.version is None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from atoll.client.http import RETRY_S, new_key, path_of
 from atoll.client.stores import events_of
-from atoll.contract.errors import BuildNotFound, ServerUnavailable, TemplateNotFound
+from atoll.contract.errors import AtollError, BuildNotFound, ServerUnavailable, TemplateNotFound
 from atoll.contract.model import Build, BuildLogLine, Template, TemplateVersion
 from atoll.contract.names import TEMPLATE_PREFIX, split_template
 
 if TYPE_CHECKING:
     from atoll.client.http import HttpClient
 
+CANCEL_S = 30.0
+"""How long a build may take to end, for a caller that is cancelled."""
 _PAUSE_S = 0.5
 
 
@@ -111,12 +114,19 @@ class RemoteBuilds:
             await answer.aread()
 
     async def create(self, request: Mapping[str, Any]) -> Build:
-        """Begin a build: the body of `POST /api/v1/builds`.
+        """Begin a build: the body of `POST /api/v1/builds`. One whose request is cancelled is cancelled.
 
         Raises:
             BuildFailed: the plan cannot be built, or its files are not there.
         """
-        return Build.model_validate(await self._http.post(path_of("builds"), request, key=new_key()))
+        key = new_key()
+        try:
+            return Build.model_validate(await self._http.post(path_of("builds"), request, key=key))
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(CANCEL_S, shield=True), suppress(AtollError):
+                begun = await self._http.post(path_of("builds"), request, key=key)  # what the first has begun
+                await self.cancel(begun["id"])
+            raise
 
     async def list(self) -> builtins.list[Build]:
         """The builds that are remembered, from the first."""

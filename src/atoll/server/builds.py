@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import anyio
 import anyio.to_thread
 
 from atoll.builds.builder import BuildEvent, BuildOptions, build_template
@@ -88,6 +89,8 @@ class TemplateBuild:
     step: int = 0
     cancelled: bool = False
     """A client has asked for its end."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """What it runs in. A task's own cancellation comes once, and can come to nothing while a sandbox is made."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _fetched: set[str] = field(default_factory=set)
     _rest: str = ""
@@ -315,7 +318,7 @@ class TemplateBuilds:
 
     async def _run(self, engine: LocalEngine, build: TemplateBuild, plan: BuildPlan, options: BuildOptions) -> None:
         try:
-            async with asyncio.timeout(BUILD_TIMEOUT_S):
+            with build.scope, anyio.fail_after(BUILD_TIMEOUT_S):
                 build.version = await build_template(
                     engine,
                     plan,
@@ -326,17 +329,19 @@ class TemplateBuilds:
                     options=options,
                     on_event=build.take,
                 )
-            build.flush(build.step)
-            build.note("the template is ready")
-            build.end("ready")
+            if build.version is not None:
+                build.flush(build.step)
+                build.note("the template is ready")
+                build.end("ready")
+            elif build.cancelled:
+                build.end("cancelled", "the build was cancelled")
+            else:
+                build.end("interrupted", _INTERRUPTED)
         except AtollError as error:
             build.end("failed", error.message, getattr(error, "step", None))
         except TimeoutError:
             build.end("failed", f"the build did not end within {BUILD_TIMEOUT_S:g} s")
         except asyncio.CancelledError:
-            if build.cancelled:
-                build.end("cancelled", "the build was cancelled")
-                return
             build.end("interrupted", _INTERRUPTED)
             raise
         except Exception:  # noqa: BLE001 - no caller waits for this task
@@ -383,7 +388,7 @@ class TemplateBuilds:
 
     async def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         for task in tasks:
-            task.cancel()
+            self._tasks[task].scope.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
