@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 
@@ -23,7 +24,7 @@ from atoll.server import builds as server_builds
 from atoll.server.builds import BuildRecord, BuildStates
 from atoll.server.keys import KeyScope
 from atoll.server.tenants import Quotas, TenantPolicy
-from atoll.testing.waiting import eventually
+from atoll.testing.waiting import BOUND_S, eventually
 from tests.rest.serving import Served, read_events, serving
 
 BUILDS, TEMPLATES = "/api/v1/builds", "/api/v1/templates"
@@ -172,6 +173,17 @@ async def test_a_cancelled_build_leaves_only_the_results_of_complete_steps(
     assert await engine.list() == []
     assert len(await engine.checkpoints()) == 1
     assert await finished(client, build) == cancelled
+
+
+async def test_a_build_can_be_cancelled_while_its_sandbox_is_made(served: Served, client: httpx2.AsyncClient) -> None:
+    engine = await served.server.engines.get("default")
+    for requests in range(6):  # at any moment
+        build = await begin(client, "FROM host\nRUN sleep 1000", cache=False)
+        for _ in range(requests):
+            await client.get(f"{BUILDS}/{build['id']}")
+        with anyio.fail_after(BOUND_S):
+            assert (await client.post(f"{BUILDS}/{build['id']}/cancel")).json()["status"] == "cancelled"
+        assert await engine.list() == []
 
 
 @pytest.mark.parametrize(

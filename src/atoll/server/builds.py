@@ -89,8 +89,9 @@ class TemplateBuild:
     step: int = 0
     cancelled: bool = False
     """A client has asked for its end."""
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """What it runs in. A task's own cancellation comes once, and can come to nothing while a sandbox is made."""
+    scope: anyio.CancelScope | None = None
+    """What it runs in, once it runs. A task's own cancellation comes once, and can come to nothing while a sandbox is
+    made."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _fetched: set[str] = field(default_factory=set)
     _rest: str = ""
@@ -125,6 +126,11 @@ class TemplateBuild:
         self._chars_left -= min(len(text), MAX_LINE_CHARS)
         if len(self.lines) == MAX_LOG_LINES or self._chars_left < 0:
             text, kind, self._chars_left = "the log is longer than is kept: the rest is left out", "note", -1
+        self._append(text, step, kind, level)
+
+    def _append(
+        self, text: str, step: int, kind: Literal["step", "cached", "output", "note"], level: Literal["info", "error"]
+    ) -> None:
         self.lines.append(
             BuildLogLine(
                 number=len(self.lines) + 1,
@@ -169,8 +175,7 @@ class TemplateBuild:
         """It has ended so."""
         self.flush(self.step)
         if reason is not None:
-            self._chars_left = max(self._chars_left, 0)  # why it failed is said, however long the log is
-            self.note(reason, step or 0, level="error")
+            self._append(reason, step or 0, "note", "error")  # however long the log is
         self.reason, self.failed_step = reason, step
         self.status, self.ended_at = status, datetime.now(UTC)
         self._wake()
@@ -303,7 +308,8 @@ class TemplateBuilds:
         if build.status != "waiting":
             raise Conflict(f"the build {build.id} was started before; ask for another")
         self.check_room(tenant.name)
-        build.status, build.steps = "building", len(plan.steps)
+        build.status, build.steps, scope = "building", len(plan.steps), anyio.CancelScope()
+        build.scope = scope
         loop = asyncio.get_running_loop()
         limited = options._replace(
             limits=build.limits,
@@ -311,14 +317,21 @@ class TemplateBuilds:
             progress=lambda what, _done, _total: _soon(loop, build, what),  # of a thread
         )
         self._states.write(build.tenant, BuildRecord(build=build.info(), instance=self._instances.instance))
-        task = loop.create_task(self._run(engine, build, plan, limited), name="atoll build")
+        task = loop.create_task(self._run(engine, build, plan, limited, scope), name="atoll build")
         self._engines.hold(tenant.name, build)
         self._tasks[task] = build
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _run(self, engine: LocalEngine, build: TemplateBuild, plan: BuildPlan, options: BuildOptions) -> None:
+    async def _run(
+        self,
+        engine: LocalEngine,
+        build: TemplateBuild,
+        plan: BuildPlan,
+        options: BuildOptions,
+        scope: anyio.CancelScope,
+    ) -> None:
         try:
-            with build.scope, anyio.fail_after(BUILD_TIMEOUT_S):
+            with scope, anyio.fail_after(BUILD_TIMEOUT_S):
                 build.version = await build_template(
                     engine,
                     plan,
@@ -388,7 +401,8 @@ class TemplateBuilds:
 
     async def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         for task in tasks:
-            self._tasks[task].scope.cancel()
+            if (scope := self._tasks[task].scope) is not None:
+                scope.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
