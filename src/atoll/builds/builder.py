@@ -27,6 +27,7 @@ from atoll.builds.plan import (
     RunStep,
     UserStep,
     WorkdirStep,
+    check_variables,
     expand,
 )
 from atoll.contract.errors import (
@@ -289,13 +290,18 @@ class _Build:
         self._tell("begun", _shown(step))
         match step:
             case EnvStep():
-                before = state.variables
-                state.env |= {name: expand(value, before) for name, value in step.variables.items()}
+                before, after = state.variables, dict[str, str]()
+                for name, text in step.variables.items():
+                    after[name] = expand(text, before)
+                    check_variables(after)
+                state.env |= after
+                check_variables(state.env, state.arguments)
             case ArgStep():
                 given = self._plan.arguments.get(step.name)
                 value = given if given is not None else step.default and expand(step.default, state.variables)
                 if value is not None:
                     state.arguments[step.name] = value
+                    check_variables(state.env, state.arguments)
             case UserStep():
                 state.user = state.chosen_user = expand(step.user, state.variables)
                 if not state.user:

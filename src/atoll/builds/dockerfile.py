@@ -25,6 +25,7 @@ from atoll.builds.plan import (
     RunStep,
     UserStep,
     WorkdirStep,
+    check_variables,
     expand,
 )
 from atoll.contract.errors import BuildFailed
@@ -326,6 +327,7 @@ class _DockerfileReader:
     def _know(self, known: dict[str, str], name: str, value: str, before: Mapping[str, str]) -> None:
         try:
             known[name] = expand(value, before)
+            check_variables(self._known, self._known_arguments)
         except BuildFailed as error:
             if "unset" not in error.details:  # the base may set it
                 raise
@@ -337,6 +339,7 @@ class _DockerfileReader:
             if self._image is None:
                 given = self._arguments.get(name, default)
                 self._global[name] = expand(given or "", self._global)
+                check_variables(self._global)
                 continue
             if default is None and name in self._global and name not in self._arguments:
                 default = self._global[name].replace("\\", "\\\\").replace("$", "\\$")

@@ -25,6 +25,8 @@ MAX_SOURCES = 4096
 MAX_TEXT_CHARS = 64 * 1024
 """Of one command, path or value."""
 MAX_EXPANDED_CHARS = 256 * 1024
+MAX_VARIABLES_CHARS = 1024 * 1024
+"""Of the names and values of all variables of a build. A program can be given no more."""
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS, pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Words = Annotated[tuple[Text, ...], Field(min_length=1, max_length=1024)]
@@ -33,9 +35,10 @@ KeptWords = Annotated[
 ]
 _REFERENCE = re.compile(
     r"\\(?P<escaped>.)|\$(?P<plain>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:?[-+?])?(?P<word>[^{}]*)\}",
+    r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*+)(?P<rest>:?[-+?])?(?P<word>[^{}]*+)\}",
     re.DOTALL,
 )
+"""Possessive: a brace that is never closed would be looked for again from each character of the name."""
 
 
 class PlanModel(Documented):
@@ -127,6 +130,16 @@ class BuildPlan(PlanModel):
     """Of sandboxes, if no step names one. Unset: the base's."""
     start_command: KeptWords = ()
     ready_command: KeptWords = ()
+
+
+def check_variables(*variables: Mapping[str, str]) -> None:
+    """
+    Raises:
+        BuildFailed: together they are too long.
+    """
+    size = sum(len(name) + len(value) for each in variables for name, value in each.items())
+    if size > MAX_VARIABLES_CHARS:
+        raise BuildFailed(f"the variables of the build have {size} characters; they may have {MAX_VARIABLES_CHARS}")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
