@@ -149,8 +149,8 @@ def test_copies_can_be_of_an_archive_that_was_uploaded() -> None:
 
 
 def test_a_variable_that_only_the_base_can_have_is_left_to_the_build() -> None:
-    plan = parse_dockerfile("FROM host\nENV A=${HOME:?is needed}\nENV B=$A\nCOPY x${A} /", pack=packed)
-    assert plan.steps[0] == EnvStep(variables={"A": "${HOME:?is needed}"})
+    plan = parse_dockerfile("FROM host\nENV A=${HOME:?is-needed}\nENV B=$A\nCOPY x${A} /", pack=packed)
+    assert plan.steps[0] == EnvStep(variables={"A": "${HOME:?is-needed}"})
     with pytest.raises(BuildFailed, match=r"line 2: '\$\{HOME/a/b\}' cannot be expanded"):
         parse_dockerfile("FROM host\nENV A=${HOME/a/b}")
 
