@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -26,6 +27,7 @@ from atoll.builds.plan import (
     RunStep,
     UserStep,
     WorkdirStep,
+    check_variables,
     expand,
 )
 from atoll.contract.errors import (
@@ -50,11 +52,13 @@ from atoll.runtime.state.store import now
 STEP_TIMEOUT_S = 1800.0
 _MAX_SHOWN_CHARS = 4000
 """Of the output of a failed step, in the message."""
-_SIGNS_OF_NO_NETWORK = ("403", "resolve", "name resolution", "unreachable")
-"""What programs print of a connection that is refused, or of a name that is not looked up."""
-_NO_NETWORK = "no connection leaves a step unless --allow allows it; `--allow registries` is for pip, npm and apt"
 _MAX_LABEL_CHARS = 200
 _OUTPUT_BYTES = 64 * 1024
+_UNREACHABLE = re.compile(
+    r"(?i)could not resolve|name resolution|name or service not known|getaddrinfo|EAI_AGAIN|network is unreachable"
+    r"|unable to resolve|no such host|\b403\b"
+)
+"""What programs print that would have connected to somewhere."""
 _COPY = """
 stage=$1 dest=$2 owner=$3 mode=$4; shift 4
 cd "$stage" || exit 1
@@ -269,6 +273,7 @@ class _Build:
                 start_command=version.start_command,
                 ready_command=version.ready_command,
             )
+        self._engine.effective_limits(self._options.limits, self._runtime)  # refuses one that cannot be used
         if not self._engine.runtimes()[self._runtime].several_users:
             raise BuildFailed(f"{self._runtime} has one user; a build needs root, too: use crun, runc or runsc")
         base = await self._engine.images.resolve(wanted, progress=self._options.progress)
@@ -287,13 +292,18 @@ class _Build:
         self._tell("begun", _shown(step))
         match step:
             case EnvStep():
-                before = state.variables
-                state.env |= {name: expand(value, before) for name, value in step.variables.items()}
+                before, after = state.variables, dict[str, str]()
+                for name, text in step.variables.items():
+                    after[name] = expand(text, before)
+                    check_variables(after)
+                state.env |= after
+                check_variables(state.env, state.arguments)
             case ArgStep():
                 given = self._plan.arguments.get(step.name)
                 value = given if given is not None else step.default and expand(step.default, state.variables)
                 if value is not None:
                     state.arguments[step.name] = value
+                    check_variables(state.env, state.arguments)
             case UserStep():
                 state.user = state.chosen_user = expand(step.user, state.variables)
                 if not state.user:
@@ -362,12 +372,10 @@ class _Build:
             return
         why = "used up its memory" if done.out_of_memory else f"failed with exit code {done.exit_code}"
         output = done.stdout.decode("utf-8", "replace").strip()[-_MAX_SHOWN_CHARS:]
-        # What refused it names `atoll network` and the step's sandbox, which is gone.
-        refused = self._options.network is None and any(sign in output for sign in _SIGNS_OF_NO_NETWORK)
-        raise BuildFailed(
-            f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing",
-            hint=_NO_NETWORK if refused else None,
-        )
+        said = f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing"
+        if self._options.network is None and _UNREACHABLE.search(output):
+            said += "\n(no connection leaves a step unless the build allows it: `atoll build --allow registries`)"
+        raise BuildFailed(said)
 
     async def _enter(self, sandbox: Sandbox, cwd: str, user: str) -> None:
         """The directory of a step is made if it is missing. It belongs to the step's user."""

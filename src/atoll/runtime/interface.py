@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RuntimeName,
         SandboxInfo,
         Template,
+        TemplateVersion,
         Volume,
         WarmPool,
     )
@@ -127,6 +128,10 @@ class Templates(Protocol):
 
     async def get(self, name: str) -> Template: ...
 
+    async def version(self, reference: str) -> TemplateVersion: ...
+
+    async def tag(self, reference: str, tags: Sequence[str]) -> None: ...
+
     async def remove(self, reference: str) -> None: ...
 
 
@@ -149,11 +154,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def templates(self) -> Templates:
-        """Named beginnings of sandboxes, which builds make. `create` takes one as the image `template:NAME[:TAG]`.
-
-        Raises:
-            InvalidRequest: it is another machine's, which cannot be asked for them; the message says how to reach them.
-        """
+        """Named beginnings of sandboxes, which builds make. `create` takes one as the image `template:NAME[:TAG]`."""
 
     @property
     @abstractmethod

@@ -33,6 +33,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     ModelFailed,
     SandboxNotFound,
+    TemplateNotFound,
     VolumeNotFound,
     told_elsewhere,
 )
@@ -52,6 +53,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "not_checkpointable": 409,
     "image_unavailable": 422,
     "archive_refused": 422,
+    "build_failed": 422,
     "bundle_failed": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
@@ -87,6 +89,7 @@ CODE_BY_STATUS: Mapping[int, str] = {
 _NOT_FOUND: Mapping[type[AtollError], str] = {
     SandboxNotFound: "no sandbox has the name or id {name!r}",
     CheckpointNotFound: "no checkpoint has the id or label {wanted!r}",
+    TemplateNotFound: "no template is named {template!r}",
     VolumeNotFound: "no volume is named {name!r}",
 }
 """Messages without the names that there are."""
