@@ -437,6 +437,8 @@ class FileStat(Frozen):
     mtime: datetime
     target: str | None = None
     """The target of a symlink. Unset: it is not a symlink."""
+    xattrs: dict[str, bytes] = Field(default_factory=dict)
+    """The extended attributes that were asked for, by their whole names."""
 
 
 class FileEntry(FileStat):

@@ -57,6 +57,7 @@ from atoll.surfaces.rest.errors import request_id
 ID_HEADER = "e2b-sandbox-id"
 PORT_HEADER = "e2b-sandbox-port"
 FILES_PATH = "/files"
+COMPOSE_PATH = "/files/compose"
 _RECORDED = {
     ("POST", "/process.Process/Start"): "e2b_process_start",
     ("POST", "/process.Process/SendInput"): "e2b_process_input",
@@ -66,6 +67,7 @@ _RECORDED = {
     ("POST", "/filesystem.Filesystem/Move"): "e2b_files_move",
     ("POST", "/filesystem.Filesystem/Remove"): "e2b_files_remove",
     ("POST", FILES_PATH): "e2b_files_write",
+    ("POST", COMPOSE_PATH): "e2b_files_compose",
     ("POST", "/execute"): "e2b_execute",
 }
 """What is in the audit log, and how it is called there."""
@@ -246,6 +248,8 @@ class E2bSurface:
             return await self._files.read(request, sandbox)
         if path == FILES_PATH and method == "POST":
             return await self._files.write(request, sandbox)
+        if path == COMPOSE_PATH and method == "POST":
+            return await self._files.compose(request, sandbox)
         if path == "/envs" and method == "GET":
             return await self._files.envs(request, sandbox)
         if path == "/metrics" and method == "GET":
