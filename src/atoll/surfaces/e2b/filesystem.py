@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import stat
+from functools import partial
 
 from pydantic import Field
 
 from atoll.contract.errors import FileError, PathNotDirectory, PathNotFound
-from atoll.contract.model import FileStat
+from atoll.contract.model import FileEntry, FileStat
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.e2b.accounts import ROOT, Accounts, SandboxAccounts, as_user
 from atoll.surfaces.e2b.connect import RpcCall, RpcError, RpcMessage, RpcMethods, parse
@@ -124,9 +125,7 @@ class FilesystemService:
         while ahead:
             directory, depth = ahead.pop()
             try:
-                found = await as_user(
-                    call.user, lambda user: files.list(directory, xattr_prefix=METADATA_PREFIX, user=user)
-                )  # noqa: B023 - awaited
+                found = await as_user(call.user, partial(self._list_one, call.sandbox, directory))
             except PathNotDirectory:
                 raise RpcError("invalid_argument", f"path is not a directory: {directory}") from None
             if len(shown) + len(found) > MAX_ENTRIES:
@@ -138,6 +137,9 @@ class FilesystemService:
                     ahead.append((below, depth + 1))
         shown.sort(key=lambda each: each["path"])
         return {"entries": shown}
+
+    async def _list_one(self, sandbox: Sandbox, directory: str, user: str | None) -> list[FileEntry]:
+        return await sandbox.files.list(directory, xattr_prefix=METADATA_PREFIX, user=user)
 
     # ------------------------------------------------------------------------------------------------ attributes
 
