@@ -1,6 +1,6 @@
 """The live tests of E2B's own Python SDK, unmodified, from a checkout of its repository (`E2B_REPOSITORY`).
 
-`not_passing.toml` lists the tests that do not pass, with reasons: an unlisted test that does not pass fails here, and so
+`not_passing.toml` lists the tests that do not pass, with reasons: an unlisted one that does not pass fails here, and so
 does a listed one that passes. Tests of the SDK alone, which talk to no server, run along where they share a directory.
 Not run: builds of templates (they fetch images and packages), volumes and secrets (not supported: docs/e2b.md).
 """
