@@ -94,7 +94,7 @@ class Secret(BaseModel):
 
 
 def check_request_headers(given: Mapping[str, Mapping[str, str | SecretStr]]) -> dict[str, dict[str, str]]:
-    """Headers to set in requests, by host, in lower case.
+    """Headers to set in requests, by host in lower case. Of two that differ in case only, the last counts.
 
     Raises:
         InvalidRequest: a host, a header or a value is not valid. The message never contains a value.
@@ -109,8 +109,9 @@ def check_request_headers(given: Mapping[str, Mapping[str, str | SecretStr]]) ->
             _check_host(name.removeprefix("*."))
             if len(headers) > _MAX_HEADERS:
                 raise InvalidRequest(f"{len(headers)} headers are given for {host!r}; the limit is {_MAX_HEADERS}")
+            spelled = {_check_header(header): header for header in headers}
             checked[scheme + name.lower()] = {
-                _check_header(header): _check_header_value(header, value) for header, value in headers.items()
+                header: _check_header_value(header, headers[header]) for header in spelled.values()
             }
         except ValueError as error:
             raise InvalidRequest(str(error)) from None

@@ -1,27 +1,12 @@
-"""A pytest plugin for E2B's tests: it writes what became of each, and has names below the server's domain lead here.
-
-`test_suite.py` loads it into the process that runs them.
-"""
+"""A pytest plugin for E2B's tests: it writes what became of each. `inside.py` loads it into the process that runs them."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-_DOMAIN = os.environ.get("E2B_DOMAIN", "").partition(":")[0]
-_resolve = socket.getaddrinfo
-
-
-def _resolve_here(host: Any, *args: Any, **options: Any) -> Any:
-    return _resolve("127.0.0.1" if _DOMAIN and str(host).endswith(f".{_DOMAIN}") else host, *args, **options)
-
-
-socket.getaddrinfo = _resolve_here
 
 
 class Outcomes:

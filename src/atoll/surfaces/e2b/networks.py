@@ -79,12 +79,12 @@ class NetworkBody(E2bBody):
         """
         found: dict[str, dict[str, str]] = {}
         for host, rules in (self.rules or {}).items():
-            headers: dict[str, str] = {}
+            headers: dict[str, tuple[str, str]] = {}
             for rule in rules:
                 given = rule.transform.headers if rule.transform is not None else {}
-                headers |= {name.lower(): value for name, value in given.items()}
+                headers |= {name.lower(): (name, value) for name, value in given.items()}
             if headers:
-                found[host] = headers
+                found[host] = dict(headers.values())
         if plain := [host for host in found if host.lower().startswith(PLAIN_HTTP)]:
             raise InvalidRequest(f"rules has {plain[0][:253]!r}: a rule is for a domain, whose requests use TLS")
         return check_request_headers(found)
