@@ -77,7 +77,7 @@ def check_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-OnExpiry = Literal["destroy", "sleep"]
+OnExpiry = Literal["destroy", "sleep", "pause"]
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import anyio
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from atoll.contract.errors import (
+    AtollError,
     CheckpointNotFound,
     Conflict,
     Forbidden,
@@ -32,7 +34,7 @@ from atoll.contract.errors import (
     TemplateNotFound,
     Unenforceable,
 )
-from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, SandboxInfo
+from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, OnExpiry, RuntimeName, SandboxInfo
 from atoll.contract.names import DEFAULT_TAG as TAG, TEMPLATE_PREFIX, split_template
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_inherited, check_network, check_ttl
@@ -54,6 +56,8 @@ TEMPLATES = ("base", "code-interpreter-v1")
 DEFAULT_TAG = f":{TAG}"
 PAUSED = frozenset({"paused", "sleeping", "shutdown"})
 _MAX_PAGE = 100
+_OF_PORTS = frozenset({"allowPublicTraffic", "maskRequestHost", "httpsPorts"})
+"""Parts of a network that an update does not change: how ports are reached."""
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -172,6 +176,7 @@ class SandboxRoutes:
     async def _make(self, caller: Caller, body: CreateBody, name: str, timeout_s: int) -> Sandbox:
         asked = body.network or NetworkBody()
         internet = body.allow_internet_access
+        headers = asked.headers()
         record = E2bRecord(
             template=body.template_id,
             metadata=body.metadata or {},
@@ -200,6 +205,7 @@ class SandboxRoutes:
             admitted = check_inherited(policy, inherited, network=network, ttl_s=ttl_s)
             limits = admitted.limits
         async with reserved(caller, {name: limits}):
+            runtime = checkpoint.runtime if checkpoint else admitted.runtime
             sandbox = await caller.engine.create(
                 name,
                 image=None if checkpoint else admitted.image,
@@ -209,12 +215,19 @@ class SandboxRoutes:
                 network=admitted.network,
                 labels={label: value for label, value in record.labels().items() if value is not None},
                 ttl_s=admitted.ttl_s,
-                on_expiry="sleep" if body.auto_pause else "destroy",
+                on_expiry=_end_of(caller, record, runtime) if body.auto_pause else "destroy",
                 mounts=() if checkpoint else admitted.mounts,
                 from_checkpoint=checkpoint.id if checkpoint else None,
             )
-        if checkpoint is not None:
-            await self._settle_inherited(caller, sandbox, record, network is None)
+            try:
+                if checkpoint is not None:
+                    await self._settle_inherited(caller, sandbox, record, network is None)
+                if headers or checkpoint is not None:
+                    await caller.engine.set_request_headers(sandbox.name, headers)
+            except BaseException:
+                with anyio.CancelScope(shield=True), suppress(AtollError):
+                    await caller.engine.destroy(sandbox.name)
+                raise
         return sandbox
 
     async def _settle_inherited(self, caller: Caller, sandbox: Sandbox, record: E2bRecord, is_offline: bool) -> None:
@@ -315,7 +328,7 @@ class SandboxRoutes:
             "allowInternetAccess": record.internet,
             "lifecycle": {
                 "autoResume": record.auto_resume,
-                "onTimeout": "pause" if info.on_expiry == "sleep" else "kill",
+                "onTimeout": "kill" if info.on_expiry == "destroy" else "pause",
             },
         }
         if state_of(info) == "paused":
@@ -369,7 +382,9 @@ class SandboxRoutes:
             raise Conflict(f"sandbox {public_id(sandbox.id)} is already running")
         await resume(caller.server, caller.tenant, sandbox, body.timeout or 15)
         if body.auto_pause is not None:
-            await caller.engine.update(sandbox.name, on_expiry="sleep" if body.auto_pause else "destroy")
+            record = E2bRecord.of(sandbox.info)
+            then = _end_of(caller, record, sandbox.info.runtime) if body.auto_pause else "destroy"
+            await caller.engine.update(sandbox.name, on_expiry=then)
         return self._created(await describe_all(sandbox))
 
     async def _pause(self, request: Request, caller: Caller) -> Response:
@@ -412,11 +427,13 @@ class SandboxRoutes:
         policy = check_network(
             caller.tenant.policy, asked.policy(caller.tenant.policy, internet=asked.allow_internet_access)
         )
+        headers = asked.headers()
         before = E2bRecord.of(sandbox.info)
-        kept = {name: value for name, value in before.network.items() if name == "allowPublicTraffic"}
+        kept = {name: value for name, value in before.network.items() if name in _OF_PORTS}
         record = before.model_copy(
             update={"network": {**kept, **asked.shown()}, "internet": asked.allow_internet_access}
         )
+        await caller.engine.set_request_headers(sandbox.name, headers)
         await caller.engine.set_network(sandbox.name, policy)
         info = await caller.engine.update(sandbox.name, labels=record.labels(sandbox.info.labels))
         await caller.server.events.record(caller.tenant.name, "updated", info, what="network")
@@ -578,6 +595,12 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _end_of(caller: Caller, record: E2bRecord, runtime: RuntimeName | None) -> OnExpiry:
+    """What is done at the end of a time-out to pause a sandbox: as `pause` does it."""
+    able = caller.engine.runtimes()[runtime] if runtime else caller.engine.default_capabilities
+    return "pause" if record.keeps_memory and able.freeze and not able.memory_checkpoint else "sleep"
 
 
 def state_of(info: SandboxInfo) -> Literal["running", "paused"]:
