@@ -271,12 +271,15 @@ static int write_in_place(struct job *job, const char *path, int64_t mode, bool 
 {
     struct stat status;
     int flags = O_WRONLY | O_CREAT | (append ? O_APPEND : 0) | (exclusive ? O_EXCL : 0);
-    if (mode < 0 && access(path, F_OK) < 0)
+    bool is_new = (mode < 0 || xattrs_are_wanted(job->fields)) && access(path, F_OK) < 0;
+    if (mode < 0 && is_new)
         mode = 0644; /* of a new file, whatever the umask */
     int fd = files_open_regular(AT_FDCWD, path, flags, mode < 0 ? 0644 : (mode_t)mode, &status);
     if (fd < 0)
         return fail_open(job, errno, path);
-    int error = xattrs_replace(job, fd); /* first: what it refuses leaves the content as it was */
+    int error = xattrs_replace(job, fd); /* first: what it refuses leaves everything as it was */
+    if (error && is_new)
+        unlink(path);
     if (!error && !append && status.st_size && ftruncate(fd, 0) < 0)
         error = errno;
     if (!error && mode >= 0 && fchmod(fd, (mode_t)mode) < 0)

@@ -80,13 +80,16 @@ def _forms(value):
         data.setdefault("application/vnd.plotly.v1+json", json.loads(value.to_json()))
     pandas = sys.modules.get("pandas") if _FOR_E2B else None
     if pandas is not None and isinstance(value, getattr(pandas, "DataFrame", ())) and value.size <= _MAX_CELLS:
-        data[DATA] = _columns(value)
+        data[DATA] = _columns(value, getattr(pandas, "NaT", None))
     return data
 
 
-def _columns(table):
-    names = [str(name) for name in table.columns]
-    return {name: [_value(each) for each in table.iloc[:, i].tolist()] for i, name in enumerate(names)}
+def _columns(table, not_a_time):
+    columns = {}
+    for i, name in enumerate(table.columns):
+        values = table.iloc[:, i].tolist()
+        columns[str(name)] = [None if each is not_a_time else _value(each) for each in values]
+    return columns
 
 
 def _form(value, method):

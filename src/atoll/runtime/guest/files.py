@@ -102,6 +102,7 @@ _ADVICE: dict[tuple[Op, int], str] = {
     (Op.WRITE, errno.EISDIR): "name a file in it",
     (Op.WRITE, errno.EEXIST): "write without exclusive=True to replace it",
     (Op.WRITE, errno.ENOENT): "write with parents=True to make its directory",
+    (Op.WRITE, errno.EOPNOTSUPP): "its file system keeps no extended attributes",
     (Op.LIST, errno.ENOTDIR): "use stat or read",
     (Op.MKDIR, errno.ENOENT): "use parents=True to make the directories above it",
     (Op.MKDIR, errno.EEXIST): "remove it first, or use parents=True to accept an existing directory",

@@ -118,7 +118,6 @@ class FilesystemService:
     async def _list_dir(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(ListRequest, body)
         path = await self._accounts.resolve(call.sandbox, wanted.path, call.user)
-        files = call.sandbox.files
         accounts = await self._accounts.of(call.sandbox)
         shown: list[RpcMessage] = []
         ahead = [(path, 1)]

@@ -7,6 +7,7 @@ here: names and attributes (`filesystem.py`), and what metadata of files are (`f
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import posixpath
@@ -23,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from atoll.contract.errors import InvalidRequest, PermissionDenied
+from atoll.contract.errors import FileError, InvalidRequest, PermissionDenied
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.e2b.accounts import ROOT, SandboxAccounts, as_user
@@ -248,7 +249,14 @@ async def _write(
 ) -> None:
     """Write in place, with these metadata and no others."""
     xattrs = encode_metadata(metadata)
-    await sandbox.files.write_bytes(path, data, atomic=False, xattrs=xattrs, xattr_prefix=METADATA_PREFIX, user=user)
+    try:
+        await sandbox.files.write_bytes(
+            path, data, atomic=False, xattrs=xattrs, xattr_prefix=METADATA_PREFIX, user=user
+        )
+    except FileError as error:
+        if error.errno != errno.EOPNOTSUPP or not metadata:
+            raise
+        raise HTTPException(501, f"the file system of {readable(path)} keeps no metadata of files") from None
 
 
 async def _contents(sandbox: Sandbox, paths: list[str], user: str | None) -> AsyncIterator[bytes]:
