@@ -20,7 +20,7 @@ from atoll.testing.waiting import BOUND_S
 HERE = Path(__file__).parent
 SERVER_PYTHON = str(HERE.parents[2] / ".venv/bin/python")
 TEST_BOUND_S = 4 * BOUND_S
-HTTPBIN = '''
+HTTPBIN = """
 import http.server, json
 class Echo(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -31,14 +31,14 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 http.server.ThreadingHTTPServer(("", 8080), Echo).serve_forever()
-'''
-BUILD = '''
+"""
+BUILD = """
 import sys
 from e2b import Template, wait_for_port
 program = sys.argv[1]
 template = Template().from_base_image().run_cmd(f"cat > /home/user/httpbin.py <<'END'\\n{program}\\nEND")
 Template.build(template.set_start_cmd("python3 /home/user/httpbin.py", wait_for_port(8080)), "httpbin")
-'''
+"""
 """What the repository of E2B has a template for: a server that answers with the headers that it was sent."""
 
 
