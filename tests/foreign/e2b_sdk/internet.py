@@ -1,4 +1,4 @@
-"""As much of an internet as E2B's tests use, of this machine alone: 1.1.1.1, 8.8.8.8, e2b.dev, and a domain for a server.
+"""As much of an internet as E2B's tests use, of this machine alone: 1.1.1.1, 8.8.8.8, e2b.dev, and a server's domain.
 
 Owns a network namespace and a mount namespace, which the calling process has been put into (`unshare --net --mount`):
 public addresses on its loopback device, HTTPS servers at them, a DNS server, and files that make programs use these:

@@ -1,4 +1,4 @@
-"""A pytest plugin for E2B's tests: it writes what became of each. `inside.py` loads it into the process that runs them."""
+"""A pytest plugin for E2B's tests: it writes what became of each. `inside.py` loads it where they run."""
 
 from __future__ import annotations
 
