@@ -217,6 +217,18 @@ def test_metadata_stay_with_a_file_until_it_is_written_again(box: Sandbox, use_o
     assert (roots.metadata, box.files.get_info("/opt/described").owner) == (metadata, "user")
 
 
+def test_metadata_that_programs_inside_have_made_no_text_are_not_shown(box: Sandbox) -> None:
+    code = (
+        "import os; p = '/dev/shm/odd'; open(p, 'w').close(); e = b'user.e2b.'\n"
+        "for name, value in ((b'no-text', b'\\xff'), (b'\\xff', b'v'), (b'large', b'x' * 20000), (b'fine', b'v')):\n"
+        "    os.setxattr(p, e + name, value)"
+    )
+    box.files.write("/tmp/odd.py", code)
+    box.commands.run("python3 /tmp/odd.py")
+    assert box.files.get_info("/dev/shm/odd").metadata == {"fine": "v"}
+    assert [each.metadata for each in box.files.list("/dev/shm") if each.name == "odd"] == [{"fine": "v"}]
+
+
 def test_metadata_are_limited_and_checked_before_anything_is_written(box: Sandbox, server: RunningServer) -> None:
     headers = {"E2b-Sandbox-Id": box.sandbox_id, "X-Access-Token": str(box._envd_access_token)}
     headers["Content-Type"] = "application/octet-stream"
@@ -227,7 +239,7 @@ def test_metadata_are_limited_and_checked_before_anything_is_written(box: Sandbo
         ("X-Metadata-Key", "not ascii: \xe9"),
         ("X-Metadata-Key", "a\tb"),
     ):
-        given = {**headers, name: value.encode("latin-1")}
+        given = [(key.encode(), each.encode("latin-1")) for key, each in [*headers.items(), (name, value)]]
         answer = httpx2.post(f"{server.url}/files?path=unwritten", content=b"x", headers=given, timeout=BOUND_S)
         assert answer.status_code == 400, (name, answer.text)
     assert not box.files.exists("unwritten")

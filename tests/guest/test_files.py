@@ -497,9 +497,9 @@ def test_list_and_stat_give_extended_attributes_of_each_file_and_not_through_lin
         b"without": None,
         b"link": None,
     }
-    link = {"PATH": str(tmp_path / "link"), "XATTR_PREFIX": "user.mine."}
-    assert guest.run("STAT", **link).end["XATTRS"] == xattrs(a=b"1")
-    assert "XATTRS" not in guest.run("STAT", **link, FOLLOW=0).end
+    link = str(tmp_path / "link")
+    assert guest.run("STAT", PATH=link, XATTR_PREFIX="user.mine.").end["XATTRS"] == xattrs(a=b"1")
+    assert "XATTRS" not in guest.run("STAT", PATH=link, XATTR_PREFIX="user.mine.", FOLLOW=0).end
 
 
 def test_extended_attributes_that_do_not_fit_are_left_out(guest: Guest, tmp_path: Path) -> None:
