@@ -3227,6 +3227,8 @@ export interface components {
         NetworkPolicy: {
             /** Allow */
             allow?: string[] | string;
+            /** Deny */
+            deny?: string[] | string;
         };
         /** NewKey */
         NewKey: {
@@ -3788,7 +3790,7 @@ export interface components {
              * @default destroy
              * @enum {string}
              */
-            on_expiry: "destroy" | "sleep";
+            on_expiry: "destroy" | "sleep" | "pause";
             /** Pid */
             pid?: number | null;
             /** Reason */
@@ -3862,7 +3864,7 @@ export interface components {
              * @description What happens at the end of its lifetime.
              * @enum {string}
              */
-            on_expiry?: "destroy" | "sleep";
+            on_expiry?: "destroy" | "sleep" | "pause";
             /** Pause After S */
             pause_after_s?: number | null;
             /** Runtime */
@@ -3921,7 +3923,7 @@ export interface components {
             };
             limits?: components["schemas"]["Limits"] | null;
             /** On Expiry */
-            on_expiry?: ("destroy" | "sleep") | null;
+            on_expiry?: ("destroy" | "sleep" | "pause") | null;
             /** Ttl Renewed By Use */
             ttl_renewed_by_use?: boolean | null;
             /**
@@ -4554,6 +4556,8 @@ export interface components {
          * @description What a sandbox uses now. A number that the machine does not report is unset.
          */
         Usage: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s: number | null;
             /** Disk Bytes */
@@ -4587,6 +4591,8 @@ export interface components {
          * @description What a sandbox used at a moment. A number that the machine does not report is unset.
          */
         UsageSample: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s?: number | null;
             /** Disk Bytes */
