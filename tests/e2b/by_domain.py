@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import websockets.sync.client
-from e2b import Sandbox, SandboxState
+from e2b import Sandbox, SandboxNetworkOpts, SandboxState
 
 from atoll.testing.waiting import BOUND_S
 
@@ -84,7 +84,7 @@ with Sandbox.create(timeout=120) as box:
     closed = httpx2.get(f"https://{box.get_host(9)}/", verify=trusted, timeout=BOUND_S)
     assert (closed.status_code, closed.json()["port"]) == (502, 9)
 
-network = {"mask_request_host": "${PORT}.inside.example:81", "https_ports": [8443]}
+network: SandboxNetworkOpts = {"mask_request_host": "${PORT}.inside.example:81", "https_ports": [8443]}
 with Sandbox.create(timeout=120, network=network) as box:
     box.files.write("echo.py", ECHO)
     box.files.write("echo_tls.py", ECHO_TLS)

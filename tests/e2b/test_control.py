@@ -114,6 +114,8 @@ def test_metrics_say_what_the_sandbox_uses(box: Sandbox) -> None:
     latest = box.get_metrics()[-1]
     assert latest.cpu_count >= 1
     assert 0 < latest.mem_used < latest.mem_total
+    box.commands.run("head -c 30000000 /dev/zero > cached")
+    assert 25_000_000 < box.get_metrics()[-1].mem_cache <= box.get_metrics()[-1].mem_used
 
 
 def test_a_wrong_key_and_an_unknown_template_are_refused() -> None:

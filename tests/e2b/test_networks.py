@@ -12,7 +12,14 @@ from pathlib import Path
 import anyio.to_thread
 import httpx2
 import pytest
-from e2b import CommandExitException, InvalidArgumentException, Sandbox, SandboxException
+from e2b import (
+    CommandExitException,
+    InvalidArgumentException,
+    Sandbox,
+    SandboxException,
+    SandboxNetworkOpts,
+    SandboxNetworkRule,
+)
 from hypothesis import given, strategies as st
 
 from atoll.contract.network import MAX_RULES
@@ -24,6 +31,7 @@ from atoll.testing.waiting import BOUND_S
 from tests.origin import Origin, TestAuthority, origin
 
 VALUE = "Bearer hk-live-93b1c2"
+CLOSED, HERE = ["0.0.0.0/0"], ["localhost", "127.0.0.1"]
 CURL = "curl -sS --max-time 20 --noproxy ''"
 NEAR = st.integers(0, 255).map(lambda last: IPv4Address(f"198.51.100.{last}"))
 RANGES = st.lists(
@@ -113,28 +121,29 @@ async def test_headers_are_set_in_requests_to_their_hosts_until_an_update_leaves
 
 def _set_and_take_back(site: Origin) -> None:
     url = f"https://localhost:{site.port}"
-    open_to_it = {"deny_out": ["0.0.0.0/0"], "allow_out": ["localhost", "127.0.0.1"]}
-    rules = [
+    rules: list[SandboxNetworkRule] = [
         {"transform": {"headers": {"Authorization": VALUE, "X-Mode": "first"}}},
         {"transform": {"headers": {"x-mode": "second"}}},
     ]
-    with Sandbox.create(timeout=120, network={**open_to_it, "rules": {"LocalHost": rules}}) as box:
+    network = SandboxNetworkOpts(deny_out=CLOSED, allow_out=HERE, rules={"LocalHost": rules})
+    with Sandbox.create(timeout=120, network=network) as box:
         assert "hello" in box.commands.run(f"{CURL} {url}/created -H 'Authorization: own'").stdout
         shown = (box.get_info().network or {})["rules"]
         assert VALUE not in str(shown)
         assert "Authorization" in str(shown)
         snapshot = box.create_snapshot()
-        with Sandbox.create(snapshot.snapshot_id, timeout=60, network=open_to_it) as again:
+        with Sandbox.create(snapshot.snapshot_id, timeout=60, network={"deny_out": CLOSED, "allow_out": HERE}) as again:
             again.commands.run(f"{CURL} -k {url}/snapshot")
         Sandbox.delete_snapshot(snapshot.snapshot_id)
-        box.update_network({**open_to_it, "rules": {"localhost": [{"transform": {"headers": {"X-Mode": "third"}}}]}})
+        changed: list[SandboxNetworkRule] = [{"transform": {"headers": {"X-Mode": "third"}}}]
+        box.update_network({"deny_out": CLOSED, "allow_out": HERE, "rules": {"localhost": changed}})
         assert "hello" in box.commands.run(f"{CURL} {url}/updated").stdout
-        box.update_network(open_to_it)
+        box.update_network({"deny_out": CLOSED, "allow_out": HERE})
         with pytest.raises(CommandExitException, match="certificate"):  # nothing is in between any more
             box.commands.run(f"{CURL} {url}/direct")
         for host, headers in (("*", {"X-A": "1"}), ("localhost", {"Host": "x"}), ("http://localhost", {"X-A": "1"})):
             with pytest.raises((SandboxException, InvalidArgumentException)):
-                box.update_network({**open_to_it, "rules": {host: [{"transform": {"headers": headers}}]}})
+                box.update_network({"rules": {host: [{"transform": {"headers": headers}}]}})
 
 
 def test_a_host_for_ports_that_is_none_is_refused() -> None:

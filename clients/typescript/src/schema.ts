@@ -4556,6 +4556,8 @@ export interface components {
          * @description What a sandbox uses now. A number that the machine does not report is unset.
          */
         Usage: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s: number | null;
             /** Disk Bytes */
@@ -4589,6 +4591,8 @@ export interface components {
          * @description What a sandbox used at a moment. A number that the machine does not report is unset.
          */
         UsageSample: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s?: number | null;
             /** Disk Bytes */

@@ -540,3 +540,5 @@ class Usage(Frozen):
     """What it has written on top of its image."""
     oom_kills: int | None
     """How many of its processes the kernel has killed for memory."""
+    cache_bytes: int | None = None
+    """Of its memory, what holds contents of files, which the kernel gives back when memory is needed."""

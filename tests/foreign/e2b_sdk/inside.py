@@ -40,6 +40,14 @@ template = Template().from_base_image().run_cmd(f"cat > /home/user/httpbin.py <<
 Template.build(template.set_start_cmd("python3 /home/user/httpbin.py", wait_for_port(8080)), "httpbin")
 """
 """What the repository of E2B has a template for: a server that answers with the headers that it was sent."""
+CLEAN = """
+from e2b import Sandbox
+left = Sandbox.list()
+while left.has_next:
+    for each in left.next_items():
+        Sandbox.kill(each.sandbox_id)
+"""
+"""What tests that failed have left."""
 
 
 def serving(way: str, directory: Path, internet: Internet) -> AbstractContextManager[RunningServer]:
@@ -67,7 +75,9 @@ def main(way: str, directory: Path, tests: Path, suites: list[str]) -> int:
         options = ["-p", "outcomes", "-p", "no:cacheprovider", "-n", "2", f"--timeout={TEST_BOUND_S:.0f}"]
         options += os.environ.get("E2B_PYTEST_ARGS", "").split()
         # The checkout's own SDK is imported, if it is there: the present directory comes first.
-        return subprocess.run([sys.executable, "-m", "pytest", *options, *suites], check=False, **at_tests).returncode
+        ran = subprocess.run([sys.executable, "-m", "pytest", *options, *suites], check=False, **at_tests)
+        subprocess.run([sys.executable, "-c", CLEAN], check=True, **at_tests)
+        return ran.returncode
 
 
 if __name__ == "__main__":

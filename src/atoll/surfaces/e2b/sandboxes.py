@@ -564,16 +564,18 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
     """What a sandbox used within the last hour, and uses now."""
     info = sandbox.info
     samples = [
-        (each.time, each.memory_bytes, each.cpu_s, each.disk_bytes) for each in caller.server.history.of(sandbox.id)
+        (each.time, each.memory_bytes, each.cpu_s, each.disk_bytes, each.cache_bytes)
+        for each in caller.server.history.of(sandbox.id)
     ]
     if state_of(info) == "running":
         used = await sandbox.stat(disk=False)
-        samples.append((datetime.now(UTC), used.memory_bytes, used.cpu_s, samples[-1][3] if samples else None))
+        disk_bytes = samples[-1][3] if samples else None
+        samples.append((datetime.now(UTC), used.memory_bytes, used.cpu_s, disk_bytes, used.cache_bytes))
     cores = math.ceil(info.limits.cpus or os.cpu_count() or 1)
     memory = info.limits.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     disk = info.limits.disk_bytes or shutil.disk_usage(caller.engine.state_dir).total
     shown, before = [], None
-    for time, used_bytes, cpu_s, disk_bytes in samples:
+    for time, used_bytes, cpu_s, disk_bytes, cache_bytes in samples:
         share = 0.0
         if before is not None and cpu_s is not None and before[1] is not None and time > before[0]:
             share = max(0.0, (cpu_s - before[1]) / (time - before[0]).total_seconds() / cores * 100)
@@ -586,7 +588,7 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
                 "cpuUsedPct": round(share, 2),
                 "memUsed": used_bytes or 0,
                 "memTotal": memory,
-                "memCache": 0,
+                "memCache": cache_bytes or 0,
                 "diskUsed": disk_bytes or 0,
                 "diskTotal": disk,
             }
