@@ -100,6 +100,16 @@ def test_a_sandbox_that_is_unused_is_paused_after_the_time_that_was_asked_for(at
     assert atoll.text("exec", name, "--", "echo", "on") == "on\n"
 
 
+def test_a_sandbox_has_sudo_if_it_was_asked_for(atoll: Atoll) -> None:
+    name = atoll.create("--sudo")
+    assert atoll.json("inspect", name)["sudo"] is True
+    assert atoll.text("exec", name, "--", "sudo", "id", "-un") == "root\n"
+    assert atoll.text("run", "--sudo", "-c", "id -un; sudo id -un") == "user\nroot\n"
+    without = atoll.create()
+    assert atoll.json("inspect", without)["sudo"] is False
+    assert atoll("exec", without, "--", "sudo", "id", "-un", status=None).returncode != 0
+
+
 def test_a_name_of_a_process_cannot_steer_the_terminal(atoll: Atoll, box: str) -> None:
     atoll("exec", box, "--detach", "-c", "exec -a $'\\e[2Jevil\\nrow' sleep 1000")
     text = atoll.text("ps", box)

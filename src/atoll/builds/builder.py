@@ -120,6 +120,8 @@ class BuildOptions(NamedTuple):
     limits: Limits = Limits()
     network: NetworkPolicy | None = None
     """Unset: no connection leaves the sandbox of a step."""
+    sudo: bool = False
+    """Whether `sudo` works in the steps. It is no part of the result: that is asked for with each sandbox."""
     uses_cache: bool = True
     """False: every step is run."""
     step_timeout_s: float = STEP_TIMEOUT_S
@@ -412,6 +414,7 @@ class _Build:
             runtime=self._runtime if is_first else None,
             limits=self._options.limits,
             network=self._options.network,
+            sudo=self._options.sudo,
             from_checkpoint=state.layer,
         )
         self._sandbox = made

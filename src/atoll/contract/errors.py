@@ -285,10 +285,11 @@ class QuotaExceeded(CallerError):
     code = "quota_exceeded"
 
     def __init__(self, quota: str, *, used: float, asked: float, allowed: float, message: str | None = None) -> None:
+        holders = "sandboxes, volumes or tool bundles" if quota == "disk_bytes" else "sandboxes"
         super().__init__(
             message
             or f"the tenant's quota of {quota} does not suffice: {used:,g} used, {asked:,g} asked for, {allowed:,g} "
-            "allowed; remove sandboxes that are not needed, ask for less, or have the quota raised",
+            f"allowed; remove {holders} that are not needed, ask for less, or have the quota raised",
             quota=quota,
             used=used,
             asked=asked,

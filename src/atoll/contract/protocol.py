@@ -178,6 +178,7 @@ class Tag(IntEnum):
     CPU_US = 50
     QUIET = 51
     MERGE = 52
+    SUDO = 53
     PATH = 60
     OFFSET = 61
     LIMIT = 62
@@ -228,6 +229,7 @@ STRING_TAGS = frozenset(
         Tag.ENV,
         Tag.CWD,
         Tag.STATE,
+        Tag.SUDO,
         Tag.PATH,
         Tag.TARGET,
         Tag.TO,

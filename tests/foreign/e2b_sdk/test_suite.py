@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from expected import problems
 
 from atoll.testing.waiting import BOUND_S
 
@@ -50,17 +51,7 @@ def test_what_does_not_pass_is_listed_with_its_reason(
     outcomes = run(way, tests, make_state_dir())
     listed = tomllib.loads((HERE / "not_passing.toml").read_text())
     reasons = {**listed["both"], **listed[way]}
-    problems = [
-        f"{name} did not pass ({told['outcome']}), and is not in not_passing.toml:\n{told['text']}"
-        for name, told in outcomes.items()
-        if told["outcome"] != "passed" and name not in reasons
-    ]
-    problems += [
-        f"{name} passed, but is in not_passing.toml: {reason}"
-        for name, reason in reasons.items()
-        if name in outcomes and outcomes[name]["outcome"] == "passed"
-    ]
-    assert not problems, "\n\n".join(problems)
+    assert not (found := problems(outcomes, reasons)), "\n\n".join(found)
 
 
 def run(way: str, tests: Path, directory: Path) -> dict[str, dict[str, str]]:

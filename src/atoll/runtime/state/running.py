@@ -40,6 +40,7 @@ class RunningSandbox(NamedTuple):
     user: str
     cwd: str | None
     memory_bytes: int | None
+    sudo: bool
     refuses_inside: bool
     """Whether its guest answers on the proxy's port, and says how to allow what is refused."""
 
@@ -120,6 +121,7 @@ def find_running(state_dir: str, name: str, namespace: str = DEFAULT_NAMESPACE) 
         user=manifest["user"],
         cwd=manifest["cwd"],
         memory_bytes=manifest["limits"]["memory_bytes"],
+        sudo=manifest["spec"]["sudo"],
         refuses_inside=_REFUSES in config,
     )
 

@@ -214,6 +214,7 @@ class SandboxRoutes:
                 runtime=None if checkpoint else admitted.runtime,
                 network=admitted.network,
                 labels={label: value for label, value in record.labels().items() if value is not None},
+                sudo=True,
                 ttl_s=admitted.ttl_s,
                 on_expiry=_end_of(caller, record, runtime) if body.auto_pause else "destroy",
                 mounts=() if checkpoint else admitted.mounts,
