@@ -165,3 +165,15 @@ def test_code_runs_with_the_sandboxs_token_only(box: Sandbox, server: RunningSer
     for token in ({}, {"X-Access-Token": "wrong"}):
         answer = httpx2.post(f"{server.url}/execute", json={"code": "1"}, headers={**headers, **token}, timeout=BOUND_S)
         assert answer.status_code == 401
+
+
+def test_a_body_with_wrong_fields_is_a_mistake_of_the_client(box: Sandbox, server: RunningServer) -> None:
+    headers = {"E2b-Sandbox-Id": box.sandbox_id, "X-Access-Token": str(box._envd_access_token)}
+    for port, path, body in (
+        (49999, "/execute", {}),
+        (49999, "/contexts", {"cwd": 5}),
+        (49983, "/files/compose", {"source_paths": 3}),
+    ):
+        at = {**headers, "E2b-Sandbox-Port": str(port)}
+        answer = httpx2.post(f"{server.url}{path}", json=body, headers=at, timeout=BOUND_S)
+        assert (answer.status_code, answer.json()["code"]) == (400, 400), path

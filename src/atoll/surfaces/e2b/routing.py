@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio.to_thread
+from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -159,7 +160,7 @@ class E2bSurface:
                 response = await self._answer(request, sandbox)
         except (SandboxNotFound, SandboxDied):
             response = _proxied(target, NOT_FOUND)
-        except (AtollError, RpcError, HTTPException) as error:
+        except (AtollError, RpcError, HTTPException, RequestValidationError) as error:
             response = _envd_answer(error, request)
         await response(scope, receive, send)
 
@@ -298,7 +299,9 @@ def _proxied(target: SandboxTarget, message: str) -> JSONResponse:
     return JSONResponse(proxy_answer(target, message), 502)
 
 
-def _envd_answer(error: AtollError | RpcError | HTTPException, request: Request) -> JSONResponse:
+def _envd_answer(
+    error: AtollError | RpcError | HTTPException | RequestValidationError, request: Request
+) -> JSONResponse:
     """An error of a sandbox's own plane, over plain HTTP."""
     if isinstance(error, RpcError):
         error = HTTPException(401 if error.code == "unauthenticated" else 400, error.message)
