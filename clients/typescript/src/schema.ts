@@ -3696,6 +3696,8 @@ export interface components {
         NetworkPolicy: {
             /** Allow */
             allow?: string[] | string;
+            /** Deny */
+            deny?: string[] | string;
         };
         /** NewKey */
         NewKey: {
@@ -4320,7 +4322,7 @@ export interface components {
              * @default destroy
              * @enum {string}
              */
-            on_expiry: "destroy" | "sleep";
+            on_expiry: "destroy" | "sleep" | "pause";
             /** Pid */
             pid?: number | null;
             /** Reason */
@@ -4399,7 +4401,7 @@ export interface components {
              * @description What happens at the end of its lifetime.
              * @enum {string}
              */
-            on_expiry?: "destroy" | "sleep";
+            on_expiry?: "destroy" | "sleep" | "pause";
             /** Pause After S */
             pause_after_s?: number | null;
             /** Runtime */
@@ -4463,7 +4465,7 @@ export interface components {
             };
             limits?: components["schemas"]["Limits"] | null;
             /** On Expiry */
-            on_expiry?: ("destroy" | "sleep") | null;
+            on_expiry?: ("destroy" | "sleep" | "pause") | null;
             /** Ttl Renewed By Use */
             ttl_renewed_by_use?: boolean | null;
             /**
@@ -5169,6 +5171,8 @@ export interface components {
          * @description What a sandbox uses now. A number that the machine does not report is unset.
          */
         Usage: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s: number | null;
             /** Disk Bytes */
@@ -5202,6 +5206,8 @@ export interface components {
          * @description What a sandbox used at a moment. A number that the machine does not report is unset.
          */
         UsageSample: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s?: number | null;
             /** Disk Bytes */

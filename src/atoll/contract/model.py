@@ -77,7 +77,7 @@ def check_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-OnExpiry = Literal["destroy", "sleep"]
+OnExpiry = Literal["destroy", "sleep", "pause"]
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
@@ -481,6 +481,8 @@ class FileStat(Frozen):
     mtime: datetime
     target: str | None = None
     """The target of a symlink. Unset: it is not a symlink."""
+    xattrs: dict[str, bytes] = Field(default_factory=dict)
+    """The extended attributes that were asked for, by their whole names."""
 
 
 class FileEntry(FileStat):
@@ -582,3 +584,5 @@ class Usage(Frozen):
     """What it has written on top of its image."""
     oom_kills: int | None
     """How many of its processes the kernel has killed for memory."""
+    cache_bytes: int | None = None
+    """Of its memory, what holds contents of files, which the kernel gives back when memory is needed."""

@@ -449,4 +449,5 @@ class OciDriver:
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
             disk_bytes=0 if active_layer is None else await self.layers.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
+            cache_bytes=self._cgroups.cache_bytes(id),
         )

@@ -248,8 +248,9 @@ class Engine(ABC):
         destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
         progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
         checkpoints stay. With `on_expiry="sleep"` it is put to sleep instead, as by `sleep`; processes that cannot be
-        saved end. Using it wakes it, and it lives as long again. With `ttl_renewed_by_use` each use begins its lifetime
-        anew, and it does not end while it is in use. `update` changes all of this.
+        saved end. With `on_expiry="pause"` it is paused, as by `pause`. Using it wakes it, and it lives as long again.
+        With `ttl_renewed_by_use` each use begins its lifetime anew, and it does not end while it is in use. `update`
+        changes all of this.
 
         With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
         is: with its image and runtime, which cannot be given then, and all else that is not given. An `env` and

@@ -191,7 +191,8 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         Option(
             "--on-expiry",
             metavar="ACTION",
-            help="What happens when --ttl is over: destroy, or sleep until it is used again.  [default: destroy]",
+            help="What happens when --ttl is over: destroy, or sleep or pause until it is used again."
+            "  [default: destroy]",
         ),
     ] = None,
     ttl_renewed_by_use: Annotated[

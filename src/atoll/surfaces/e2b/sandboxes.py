@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import anyio
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from atoll.contract.errors import (
+    AtollError,
     CheckpointNotFound,
     Conflict,
     Forbidden,
@@ -34,7 +36,7 @@ from atoll.contract.errors import (
     Unenforceable,
     told_elsewhere,
 )
-from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, SandboxInfo
+from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, OnExpiry, RuntimeName, SandboxInfo
 from atoll.contract.names import DEFAULT_TAG as TAG, TEMPLATE_PREFIX, split_template
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_inherited, check_network, check_ttl
@@ -56,6 +58,8 @@ TEMPLATES = ("base", "code-interpreter-v1")
 DEFAULT_TAG = f":{TAG}"
 PAUSED = frozenset({"paused", "sleeping", "shutdown"})
 _MAX_PAGE = 100
+_OF_PORTS = frozenset({"allowPublicTraffic", "maskRequestHost", "httpsPorts"})
+"""Parts of a network that an update does not change: how ports are reached."""
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -174,6 +178,7 @@ class SandboxRoutes:
     async def _make(self, caller: Caller, body: CreateBody, name: str, timeout_s: int) -> Sandbox:
         asked = body.network or NetworkBody()
         internet = body.allow_internet_access
+        headers = asked.headers()
         record = E2bRecord(
             template=body.template_id,
             metadata=body.metadata or {},
@@ -202,6 +207,7 @@ class SandboxRoutes:
             admitted = check_inherited(policy, inherited, network=network, ttl_s=ttl_s)
             limits = admitted.limits
         async with reserved(caller, {name: limits}), _named(body.template_id, image):
+            runtime = checkpoint.runtime if checkpoint else admitted.runtime
             sandbox = await caller.engine.create(
                 name,
                 image=None if checkpoint else admitted.image,
@@ -212,12 +218,19 @@ class SandboxRoutes:
                 labels={label: value for label, value in record.labels().items() if value is not None},
                 sudo=True,
                 ttl_s=admitted.ttl_s,
-                on_expiry="sleep" if body.auto_pause else "destroy",
+                on_expiry=_end_of(caller, record, runtime) if body.auto_pause else "destroy",
                 mounts=() if checkpoint else admitted.mounts,
                 from_checkpoint=checkpoint.id if checkpoint else None,
             )
-        if checkpoint is not None:
-            await self._settle_inherited(caller, sandbox, record, network is None)
+            try:
+                if checkpoint is not None:
+                    await self._settle_inherited(caller, sandbox, record, network is None)
+                if headers or checkpoint is not None:
+                    await caller.engine.set_request_headers(sandbox.name, headers)
+            except BaseException:
+                with anyio.CancelScope(shield=True), suppress(AtollError):
+                    await caller.engine.destroy(sandbox.name)
+                raise
         return sandbox
 
     async def _settle_inherited(self, caller: Caller, sandbox: Sandbox, record: E2bRecord, is_offline: bool) -> None:
@@ -318,7 +331,7 @@ class SandboxRoutes:
             "allowInternetAccess": record.internet,
             "lifecycle": {
                 "autoResume": record.auto_resume,
-                "onTimeout": "pause" if info.on_expiry == "sleep" else "kill",
+                "onTimeout": "kill" if info.on_expiry == "destroy" else "pause",
             },
         }
         if state_of(info) == "paused":
@@ -372,7 +385,9 @@ class SandboxRoutes:
             raise Conflict(f"sandbox {public_id(sandbox.id)} is already running")
         await resume(caller.server, caller.tenant, sandbox, body.timeout or 15)
         if body.auto_pause is not None:
-            await caller.engine.update(sandbox.name, on_expiry="sleep" if body.auto_pause else "destroy")
+            record = E2bRecord.of(sandbox.info)
+            then = _end_of(caller, record, sandbox.info.runtime) if body.auto_pause else "destroy"
+            await caller.engine.update(sandbox.name, on_expiry=then)
         return self._created(await describe_all(sandbox))
 
     async def _pause(self, request: Request, caller: Caller) -> Response:
@@ -415,11 +430,13 @@ class SandboxRoutes:
         policy = check_network(
             caller.tenant.policy, asked.policy(caller.tenant.policy, internet=asked.allow_internet_access)
         )
+        headers = asked.headers()
         before = E2bRecord.of(sandbox.info)
-        kept = {name: value for name, value in before.network.items() if name == "allowPublicTraffic"}
+        kept = {name: value for name, value in before.network.items() if name in _OF_PORTS}
         record = before.model_copy(
             update={"network": {**kept, **asked.shown()}, "internet": asked.allow_internet_access}
         )
+        await caller.engine.set_request_headers(sandbox.name, headers)
         await caller.engine.set_network(sandbox.name, policy)
         info = await caller.engine.update(sandbox.name, labels=record.labels(sandbox.info.labels))
         await caller.server.events.record(caller.tenant.name, "updated", info, what="network")
@@ -562,16 +579,18 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
     """What a sandbox used within the last hour, and uses now."""
     info = sandbox.info
     samples = [
-        (each.time, each.memory_bytes, each.cpu_s, each.disk_bytes) for each in caller.server.history.of(sandbox.id)
+        (each.time, each.memory_bytes, each.cpu_s, each.disk_bytes, each.cache_bytes)
+        for each in caller.server.history.of(sandbox.id)
     ]
     if state_of(info) == "running":
         used = await sandbox.stat(disk=False)
-        samples.append((datetime.now(UTC), used.memory_bytes, used.cpu_s, samples[-1][3] if samples else None))
+        disk_bytes = samples[-1][3] if samples else None
+        samples.append((datetime.now(UTC), used.memory_bytes, used.cpu_s, disk_bytes, used.cache_bytes))
     cores = math.ceil(info.limits.cpus or os.cpu_count() or 1)
     memory = info.limits.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     disk = info.limits.disk_bytes or shutil.disk_usage(caller.engine.state_dir).total
     shown, before = [], None
-    for time, used_bytes, cpu_s, disk_bytes in samples:
+    for time, used_bytes, cpu_s, disk_bytes, cache_bytes in samples:
         share = 0.0
         if before is not None and cpu_s is not None and before[1] is not None and time > before[0]:
             share = max(0.0, (cpu_s - before[1]) / (time - before[0]).total_seconds() / cores * 100)
@@ -584,7 +603,7 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
                 "cpuUsedPct": round(share, 2),
                 "memUsed": used_bytes or 0,
                 "memTotal": memory,
-                "memCache": 0,
+                "memCache": cache_bytes or 0,
                 "diskUsed": disk_bytes or 0,
                 "diskTotal": disk,
             }
@@ -593,6 +612,12 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _end_of(caller: Caller, record: E2bRecord, runtime: RuntimeName | None) -> OnExpiry:
+    """What is done at the end of a time-out to pause a sandbox: as `pause` does it."""
+    able = caller.engine.runtimes()[runtime] if runtime else caller.engine.default_capabilities
+    return "pause" if record.keeps_memory and able.freeze and not able.memory_checkpoint else "sleep"
 
 
 def state_of(info: SandboxInfo) -> Literal["running", "paused"]:
