@@ -2584,7 +2584,8 @@ export interface components {
             step_timeout_s?: number | null;
             /**
              * Sudo
-             * @description Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it if they are created with it.
+             * @description Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it
+             *     if they are created with it.
              */
             sudo?: boolean;
             /** Tags */

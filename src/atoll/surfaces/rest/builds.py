@@ -87,7 +87,8 @@ class BuildRequest(RequestBody):
     network: NetworkPolicy | None = None
     """Of the steps. Unset: no connection leaves one."""
     sudo: bool = False
-    """Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it if they are created with it."""
+    """Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it
+    if they are created with it."""
     cache: bool = True
     """False: every step is run, also those whose results are kept."""
     step_timeout_s: float | None = Field(default=None, gt=0, le=BUILD_TIMEOUT_S)
