@@ -31,8 +31,11 @@ from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
     InvalidRequest,
+    ModelFailed,
     SandboxNotFound,
+    TemplateNotFound,
     VolumeNotFound,
+    told_elsewhere,
 )
 from atoll.surfaces.door import status_of
 from atoll.tools.tool import readable, readable_all
@@ -50,6 +53,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "not_checkpointable": 409,
     "image_unavailable": 422,
     "archive_refused": 422,
+    "build_failed": 422,
     "bundle_failed": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
@@ -85,14 +89,13 @@ CODE_BY_STATUS: Mapping[int, str] = {
 _NOT_FOUND: Mapping[type[AtollError], str] = {
     SandboxNotFound: "no sandbox has the name or id {name!r}",
     CheckpointNotFound: "no checkpoint has the id or label {wanted!r}",
+    TemplateNotFound: "no template is named {template!r}",
     VolumeNotFound: "no volume is named {name!r}",
 }
 """Messages without the names that there are."""
 _TOLD_ERRORS = 3
 """How many of the errors of an invalid request its message names; `details.errors` has them all."""
 _HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
-_PRESENT = " (present here: "
-"""Before the images of the machine, in the message of `ImageUnavailable`."""
 _log = logging.getLogger(__name__)
 
 
@@ -199,7 +202,7 @@ def error_status(error: Exception) -> int:
 def _answer_to_ours(error: AtollError, request_id: str) -> JSONResponse:
     details = {name: value for name, value in error.details.items() if name not in _HIDDEN_DETAILS}
     template = next((text for kind, text in _NOT_FOUND.items() if isinstance(error, kind)), None)
-    message = error.message.partition(_PRESENT)[0] if template is None else template.format(**details)
+    message = told_elsewhere(error) if template is None else template.format(**details)
     status = error_status(error)
     headers = {}
     if status == 401:
@@ -208,7 +211,9 @@ def _answer_to_ours(error: AtollError, request_id: str) -> JSONResponse:
     if isinstance(retry_after_s, int | float):
         headers["Retry-After"] = str(max(1, -int(-retry_after_s // 1)))
     if status >= 500:
-        _log.error("request %s failed: %s: %s", request_id, error.code, error.message, exc_info=error)
+        # Of what a model or its provider did, our stack says nothing; the reason is in the line before.
+        trace = None if isinstance(error, ModelFailed) else error
+        _log.error("request %s failed: %s: %s", request_id, error.code, error.message, exc_info=trace)
     return error_answer(status, message, request_id, code=error.code, details=details, headers=headers)
 
 
