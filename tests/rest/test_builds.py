@@ -349,3 +349,10 @@ async def test_a_client_that_goes_away_does_not_end_a_build(client: httpx2.Async
     files = f"/api/v1/sandboxes/{info['name']}/files"
     (await client.put(files, params={"path": "/go", "user": "root"}, content=b"")).raise_for_status()
     assert (await finished(client, build))["status"] == "ready"
+
+
+@pytest.mark.parametrize(("sudo", "status"), [(True, "ready"), (False, "failed")])
+async def test_steps_have_sudo_if_it_was_asked_for(client: httpx2.AsyncClient, sudo: bool, status: str) -> None:
+    build = await begin(client, "FROM host\nUSER user\nRUN sudo id -u", sudo=sudo)
+    events = await events_of(client, build["id"])
+    assert (await client.get(f"{BUILDS}/{build['id']}")).json()["status"] == status, events

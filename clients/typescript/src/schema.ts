@@ -2582,6 +2582,12 @@ export interface components {
              * @description How long a step may take. Unset: 30 minutes.
              */
             step_timeout_s?: number | null;
+            /**
+             * Sudo
+             * @description Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it
+             *     if they are created with it.
+             */
+            sudo?: boolean;
             /** Tags */
             tags?: string[];
         };

@@ -128,7 +128,8 @@ class BuildOptions(NamedTuple):
     network: NetworkPolicy | None = None
     """Unset: no connection leaves the sandbox of a step."""
     sudo: bool = False
-    """Whether `sudo` works in the steps. It is no part of the result: that is asked for with each sandbox."""
+    """Whether `sudo` works in steps of `user`, or of the base image's own user. It is no part of the result: it
+    is asked for with each sandbox."""
     uses_cache: bool = True
     """False: every step is run."""
     step_timeout_s: float = STEP_TIMEOUT_S

@@ -57,6 +57,7 @@ async def build_on_server(
         "runtime": options.runtime,
         "limits": options.limits.model_dump(mode="json", exclude_none=True),
         "network": None if options.network is None else options.network.model_dump(mode="json"),
+        "sudo": options.sudo,
         "cache": options.uses_cache,
         "step_timeout_s": options.step_timeout_s,
     }

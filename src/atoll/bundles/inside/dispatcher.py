@@ -737,6 +737,8 @@ class DispatchLoop:
             theirs.close()
             self.begin_with(ours, message)
             return
+        if self.spare is not None and select.select([self.spare], [], [], 0)[0]:  # it has ended
+            self.drop_spare()
         ours, self.spare = self.spare, None
         if ours is None:
             self.waiting.append(message)

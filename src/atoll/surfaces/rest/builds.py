@@ -86,6 +86,9 @@ class BuildRequest(RequestBody):
     """Of the steps, and of the template's sandboxes that name no others."""
     network: NetworkPolicy | None = None
     """Of the steps. Unset: no connection leaves one."""
+    sudo: bool = False
+    """Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it
+    if they are created with it."""
     cache: bool = True
     """False: every step is run, also those whose results are kept."""
     step_timeout_s: float | None = Field(default=None, gt=0, le=BUILD_TIMEOUT_S)
@@ -181,6 +184,7 @@ async def _begin(caller: Caller, body: BuildRequest, id: str | None) -> Build:
     options = BuildOptions(
         runtime=admitted.runtime,
         network=admitted.network,
+        sudo=body.sudo,
         uses_cache=body.cache,
         step_timeout_s=body.step_timeout_s or STEP_TIMEOUT_S,
     )
