@@ -2697,6 +2697,11 @@ export interface components {
              * @default true
              */
             several_users: boolean;
+            /**
+             * Sudo
+             * @default false
+             */
+            sudo: boolean;
             /** Terminal Keys */
             terminal_keys: boolean;
         };
@@ -3601,6 +3606,25 @@ export interface components {
                 [key: string]: number;
             };
         };
+        /**
+         * MediaPart
+         * @description Something to see, hear or read that only some models take: the others are given its text.
+         */
+        MediaPart: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "image" | "audio" | "video" | "document";
+            /**
+             * Type
+             * @default media
+             * @constant
+             */
+            type: "media";
+            /** Url */
+            url: string;
+        };
         /** MkdirBody */
         MkdirBody: {
             /** Mode */
@@ -3994,7 +4018,7 @@ export interface components {
          *
          *     Memory, CPUs and disk are sums of limits, not of what is used at a moment, so that what was granted can be used.
          *     Sandboxes that sleep or are shut down count as those that run: any use wakes one. Warm pools count as the sandboxes
-         *     that they keep ready, and volumes with their size for `disk_bytes`.
+         *     that they keep ready, and volumes, tool bundles and what was built of these with their size for `disk_bytes`.
          */
         Quotas: {
             /** Cpus */
@@ -4309,6 +4333,11 @@ export interface components {
              */
             status: "provisioning" | "running" | "paused" | "sleeping" | "shutdown" | "error";
             /**
+             * Sudo
+             * @default false
+             */
+            sudo: boolean;
+            /**
              * Ttl Renewed By Use
              * @default false
              */
@@ -4389,6 +4418,11 @@ export interface components {
             secrets?: {
                 [key: string]: components["schemas"]["SecretInput"];
             };
+            /**
+             * Sudo
+             * @description Whether `sudo` works inside, without a password, for the user of commands that name none.
+             */
+            sudo?: boolean;
             /**
              * Ttl Renewed By Use
              * @description Whether each use begins the lifetime anew.
@@ -4995,7 +5029,7 @@ export interface components {
          */
         ToolResult: {
             /** Content */
-            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"])[];
+            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"] | components["schemas"]["MediaPart"])[];
             /**
              * Is Error
              * @default false

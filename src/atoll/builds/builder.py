@@ -56,7 +56,7 @@ _MAX_LABEL_CHARS = 200
 _OUTPUT_BYTES = 64 * 1024
 _UNREACHABLE = re.compile(
     r"(?i)could not resolve|name resolution|name or service not known|getaddrinfo|EAI_AGAIN|network is unreachable"
-    r"|unable to resolve|no such host"
+    r"|unable to resolve|no such host|\b403\b"
 )
 """What programs print that would have connected to somewhere."""
 _COPY = """
@@ -127,6 +127,8 @@ class BuildOptions(NamedTuple):
     limits: Limits = Limits()
     network: NetworkPolicy | None = None
     """Unset: no connection leaves the sandbox of a step."""
+    sudo: bool = False
+    """Whether `sudo` works in the steps. It is no part of the result: that is asked for with each sandbox."""
     uses_cache: bool = True
     """False: every step is run."""
     step_timeout_s: float = STEP_TIMEOUT_S
@@ -224,7 +226,7 @@ class _Build:
                 try:
                     await self._take(state, step)
                 except BuildFailed as error:
-                    raise self._failed(error.message) from None
+                    raise self._failed(error.message, error.hint) from None
                 except (FileError, UserNotFound, InvalidRequest) as error:
                     raise self._failed(f"{_shown(step)}: {error.message}") from None
             self._step = 0
@@ -428,6 +430,7 @@ class _Build:
             runtime=self._runtime if is_first else None,
             limits=self._options.limits,
             network=self._options.network,
+            sudo=self._options.sudo,
             from_checkpoint=state.layer,
         )
         self._sandbox = made
@@ -449,8 +452,8 @@ class _Build:
     def _tell(self, kind: Literal["begun", "cached", "output"], text: str) -> None:
         self._on_event(BuildEvent(kind, self._step, len(self._plan.steps), text))
 
-    def _failed(self, message: str) -> BuildFailed:
-        return BuildFailed(f"step {self._step} of {len(self._plan.steps)}: {message}", step=self._step)
+    def _failed(self, message: str, hint: str | None = None) -> BuildFailed:
+        return BuildFailed(f"step {self._step} of {len(self._plan.steps)}: {message}", step=self._step, hint=hint)
 
 
 async def _found(sandbox: Sandbox, stage: str, step: CopyStep) -> Sequence[str]:

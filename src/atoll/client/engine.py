@@ -245,7 +245,7 @@ class RemoteEngine(Engine):
 
     def _elsewhere(self, what: str, command: str) -> NoReturn:
         raise InvalidRequest(
-            f"the sandboxes are those of {self.url}, and {what} is not shown to clients; run '{command}' on that "
+            f"the sandboxes are those of {self.url}, and clients are not shown {what}; run '{command}' on that "
             "machine, without ATOLL_URL"
         )
 
@@ -276,6 +276,7 @@ class RemoteEngine(Engine):
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        sudo: bool = False,
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
@@ -293,6 +294,7 @@ class RemoteEngine(Engine):
             "cwd": cwd,
             "ephemeral": ephemeral,
             "pause_after_s": pause_after_s,
+            "sudo": sudo,
             "network": _plain(network),
             "labels": dict(labels or {}),
             "ttl_s": ttl_s,

@@ -78,6 +78,11 @@ if TYPE_CHECKING:
     from atoll.contract.model import ExecResult
 
 
+def told_elsewhere(error: AtollError) -> str:
+    """The message of an error as clients of a server may see it: without the images that its machine has."""
+    return error.message.partition(ImageUnavailable.PRESENT)[0]
+
+
 def install_extra(extra: str) -> str:
     """How to install what an extra of Atoll brings, for messages. Not by a bare name, which would be another's package
     on a public index."""
@@ -200,7 +205,11 @@ class ProcessNotFound(CallerError, LookupError):
 
 
 class ImageUnavailable(CallerError, LookupError):
+    """Where images of the machine are listed, that is the end of the message, after `PRESENT`: not for clients of a
+    server (`told_elsewhere`)."""
+
     code = "image_unavailable"
+    PRESENT: ClassVar[str] = " (present here: "
 
 
 class ImageNotFound(CallerError, LookupError):
@@ -293,10 +302,11 @@ class QuotaExceeded(CallerError):
     code = "quota_exceeded"
 
     def __init__(self, quota: str, *, used: float, asked: float, allowed: float, message: str | None = None) -> None:
+        holders = "sandboxes, volumes or tool bundles" if quota == "disk_bytes" else "sandboxes"
         super().__init__(
             message
             or f"the tenant's quota of {quota} does not suffice: {used:,g} used, {asked:,g} asked for, {allowed:,g} "
-            "allowed; remove sandboxes that are not needed, ask for less, or have the quota raised",
+            f"allowed; remove {holders} that are not needed, ask for less, or have the quota raised",
             quota=quota,
             used=used,
             asked=asked,

@@ -172,6 +172,8 @@ class SandboxSpec(Frozen):
     and in its directory. Empty: none."""
     ready_command: CommandWords = ()
     """A program that is run until it succeeds, before the sandbox counts as created. Empty: none."""
+    sudo: bool = False
+    """True: `sudo` works inside, without a password, for the user of commands that name none."""
 
 
 class SandboxInfo(Frozen):
@@ -219,6 +221,8 @@ class SandboxInfo(Frozen):
     """Directories of the host and volumes that it sees, with the paths that they were found at."""
     ephemeral: bool = False
     """It ends when its last client disconnects."""
+    sudo: bool = False
+    """Whether `sudo` works inside for `user`."""
 
 
 class WarmPool(Frozen):

@@ -32,7 +32,14 @@ import anyio.to_thread
 
 from atoll.builds.builder import BuildEvent, BuildOptions, build_template
 from atoll.builds.uploads import UploadStore
-from atoll.contract.errors import AtollError, BuildNotFound, Conflict, SandboxError, TemplateNotFound
+from atoll.contract.errors import (
+    AtollError,
+    BuildNotFound,
+    Conflict,
+    SandboxError,
+    TemplateNotFound,
+    told_elsewhere,
+)
 from atoll.contract.model import Build, BuildLogLine, BuildStatus, Limits, TemplateVersion
 from atoll.runtime.state.records import StoredRecord, read_record, write_record
 from atoll.server.quotas import QuotaLedger
@@ -351,7 +358,7 @@ class TemplateBuilds:
             else:
                 build.end("interrupted", _INTERRUPTED)
         except AtollError as error:
-            build.end("failed", error.message, getattr(error, "step", None))
+            build.end("failed", told_elsewhere(error), getattr(error, "step", None))
         except TimeoutError:
             build.end("failed", f"the build did not end within {BUILD_TIMEOUT_S:g} s")
         except asyncio.CancelledError:

@@ -174,6 +174,7 @@ class TemplateRoutes:
             raise InvalidRequest(error.message) from None
         runtime = (await engine.templates.version(image)).runtime if image.startswith(TEMPLATE_PREFIX) else None
         options = BuildOptions(
+            sudo=True,
             runtime=check_runtime(policy, runtime),
             network=NetworkBody().policy(policy, internet=None),
             uses_cache=not body.force,

@@ -72,10 +72,11 @@ def build(
         ),
     ] = None,
 ) -> Work:
-    """Build a template: run a Dockerfile's steps in a sandbox, and keep the result under a name.
+    """Build a template: run a Dockerfile in a sandbox.
 
-    Sandboxes begin as it with `--image template:NAME`. A step that is known, with the same files, is not run again. No
-    connection leaves a step unless --allow allows it. Limits are those of the steps, and of sandboxes that name none.
+    The result of its steps is kept under a name, and sandboxes begin as it with `--image template:NAME`. A step that is
+    known, with the same files, is not run again. No connection leaves a step unless --allow allows it. Limits are those
+    of the steps, and of sandboxes that name none.
 
     \b
     atoll build . --name web --allow registries
