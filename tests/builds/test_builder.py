@@ -186,7 +186,12 @@ async def test_results_are_removed_unless_a_template_needs_them(engine: LocalEng
     assert len(await layers.trim(0)) == 1
     async with engine.create(image="template:demo") as sandbox:
         assert (await sandbox.exec("cat /one /two")).stdout == "1\n2\n"
-    on_top, _ = await build(engine, "FROM template:demo\nRUN cat /one", "more", runtime=runtime_name)
+    on_top, _ = await build(
+        engine, "FROM template:demo\nRUN cat /one\nUSER user\nWORKDIR /srv", "more", runtime=runtime_name
+    )
+    async with engine.pool("session", temporary=True, image="template:more") as pool:
+        described = await pool.describe()
+        assert (described.user, described.cwd, described.os is not None) == ("user", "/srv", True)
     assert on_top.image == "host"
     with pytest.raises(InvalidRequest, match="was built for crun"):
         await engine.create(image="template:demo", runtime="runsc")

@@ -45,6 +45,12 @@ def test_a_template_is_built_listed_used_and_removed(atoll: Atoll, root: Path) -
         assert atoll.text("run", "--image", "template:web", "--", "cat", "/who", "/srv/page.html") == (
             "built for me\n<h1>hi</h1>\n"
         )
+        script = root.parent / "script.json"
+        call = {"tool": "bash", "input": {"command": "cat /who"}}
+        script.write_text(json.dumps({"step": [{"call": [call]}, {"text": "Done."}]}))
+        agent = atoll(*("agent", "--model", f"script:{script}", "--tools", "coding", "--image", "template:web", "go"))
+        assert b"built for me" in agent.stderr
+        assert agent.stdout == b"Done.\n"
         assert atoll.json("templates", "rm", "web:v2", "--json")["removed"] == ["web:v2"]
         assert list(atoll.json("templates", "ls", "--json")[0]["versions"]) == ["default", "other"]
         assert b"line 1: FROM scratch" in atoll("build", _dockerfile(root, "FROM scratch"), "-t", "x", status=1).stderr

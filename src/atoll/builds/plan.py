@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -29,6 +30,8 @@ MAX_VARIABLES_CHARS = 1024 * 1024
 """Of the names and values of all variables of a build. A program can be given no more."""
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS, pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_KEYS: JsonDict = {"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}
+"""The schema that pydantic makes of a dictionary says nothing of keys that its pattern does not match."""
 Words = Annotated[tuple[Text, ...], Field(min_length=1, max_length=1024)]
 KeptWords = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_COMMAND_CHARS, pattern=r"^[^\x00]*$")], ...], Field(max_length=1024)
@@ -102,7 +105,7 @@ class EnvStep(PlanModel):
     """Set variables, for the steps after it and for sandboxes of the template."""
 
     kind: Literal["env"] = "env"
-    variables: Annotated[dict[VariableName, Text], Field(min_length=1, max_length=256)]
+    variables: Annotated[dict[VariableName, Text], Field(min_length=1, max_length=256, json_schema_extra=_KEYS)]
 
 
 class ArgStep(PlanModel):
@@ -122,7 +125,7 @@ class BuildPlan(PlanModel):
     image: Text | None = None
     """The base. With `template:` it is another template. Unset: the engine's default image."""
     steps: Annotated[tuple[BuildStep, ...], Field(max_length=MAX_STEPS)] = ()
-    arguments: dict[VariableName, Text] = Field(default_factory=dict, max_length=256)
+    arguments: dict[VariableName, Text] = Field(default_factory=dict, max_length=256, json_schema_extra=_KEYS)
     """Values of build arguments."""
     first_user: Text = "root"
     first_cwd: Text = "/"

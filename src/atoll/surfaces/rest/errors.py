@@ -252,6 +252,8 @@ WORDS_FOR_PATTERNS: Mapping[str, str] = {
     r"^[a-z0-9][a-z0-9-]{0,31}$": "a name has 1 to 32 lower-case letters, digits and '-', and does not begin with '-'",
     "^0?[0-7]{1,4}$": "permission bits are octal digits, such as 0644",
     "^[0-7]{3,4}$": "permission bits are three or four octal digits, such as 0644",
+    r"^[^\x00]*$": "a text has no NUL character",
+    "^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable has letters, digits and '_', and does not begin with a digit",
     r"^/[^\x00]*$": "it has to be an absolute path, such as /workspace",
     r"^[a-z][a-z0-9_-]{0,31}$": "the name of a runtime has 1 to 32 lower-case letters, digits, '_' and '-'",
     r"^[0-9]{1,16}-[0-9]{1,16}$": "it is not the id of an event, such as 70000-0",
