@@ -77,7 +77,7 @@ test-vm: ## run a core of the tests in an emulated guest with systemd and cgroup
 	@scripts/bootstrap vm
 	@scripts/vm/test $(VM_PARTS)
 
-test-foreign: ## run the tests of frameworks of others in environments of their own; FOREIGN='NAME...' chooses
+test-foreign: ## run the tests of frameworks of others in environments of their own; FOREIGN='NAME...' chooses, FOREIGN=ci those of CI
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 	@scripts/foreign $(FOREIGN)

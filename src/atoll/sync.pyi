@@ -107,6 +107,7 @@ class Engine(Blocking):
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        sudo: bool = False,
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from atoll.bundles.workspace import Workspace, WorkspaceInstance, WorkspaceSpec
 from atoll.contract.model import Limits
 from atoll.runtime.interface import Engine
 from atoll.testing.waiting import eventually
-from atoll.tools.tool import ImagePart, TextPart, ToolResult
+from atoll.tools.tool import ImagePart, MediaPart, TextPart, ToolResult
 from tests.bundles.making import manifest, packed, stored
 
 pytestmark = pytest.mark.runtimes("crun", "runsc")
@@ -165,12 +166,31 @@ async def test_parts_are_text_images_and_urls(workspace: Workspace) -> None:
     assert result.content == (
         TextPart(text="Here:"),
         ImagePart(data=PIXEL, mime_type="image/png"),
-        TextPart(text="[image] https://example.com/a.png"),
-        TextPart(text="[audio: audio/wav, 3 bytes] data:audio/wav;base64,AAAA…"),
-        TextPart(text="[document] https://example.com/a.pdf"),
+        MediaPart(kind="image", url="https://example.com/a.png"),
+        MediaPart(kind="audio", url="data:audio/wav;base64,AAAA"),
+        MediaPart(kind="document", url="https://example.com/a.pdf"),
         TextPart(text="[api] http://example.com/v1"),
         TextPart(text="[image: image/svg+xml, 6 bytes] data:image/svg+xml;base64,PHN2Zy8+…"),
         TextPart(text="[image: the data: URL is not base64]"),
+    )
+    assert (
+        "[audio: audio/wav, 3 bytes] data:audio/wav;base64,AAAA…\n[document] https://example.com/a.pdf" in result.text
+    )
+
+
+async def test_documents_that_are_text_are_text_and_what_no_model_takes_is_described(workspace: Workspace) -> None:
+    parts = [
+        {"kind": "document-url", "url": "data:text/markdown;base64," + base64.b64encode(b"# Head").decode()},
+        {"kind": "document-url", "url": "data:application/json;base64,/////w=="},
+        {"kind": "audio-url", "url": "data:audio/mp3;base64,AAAA"},
+        {"kind": "web-url", "url": "data:application/pdf;base64,AAAA"},
+    ]
+    result = await given(workspace, {"ok": True, "content": parts})
+    assert result.content == (
+        TextPart(text="# Head"),
+        TextPart(text="[document: application/json, 4 bytes] data:application/json;base64,/////w==…"),
+        MediaPart(kind="audio", url="data:audio/mpeg;base64,AAAA"),
+        TextPart(text="[web: application/pdf, 3 bytes] data:application/pdf;base64,AAAA…"),
     )
 
 

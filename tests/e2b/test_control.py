@@ -121,7 +121,7 @@ def test_metrics_say_what_the_sandbox_uses(box: Sandbox) -> None:
 def test_a_wrong_key_and_an_unknown_template_are_refused() -> None:
     with pytest.raises(AuthenticationException):
         Sandbox.create(api_key="e2b_" + "0" * 40)
-    with pytest.raises(SandboxException, match="404"):
+    with pytest.raises(SandboxException, match="404: there is no template or snapshot 'no-such-template'"):
         Sandbox.create("no-such-template")
 
 

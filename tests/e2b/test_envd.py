@@ -58,6 +58,19 @@ def test_a_command_has_output_an_environment_and_an_exit_code(box: Sandbox) -> N
         box.commands.run("true", user="nobody-of-this-name")
 
 
+def test_the_user_has_sudo_without_a_password(box: Sandbox) -> None:
+    assert box.commands.run("sudo -n id -u").stdout == "0\n"
+    assert box.commands.run("echo line | sudo tee -a /etc/of-root; stat -c %U /etc/of-root").stdout == "line\nroot\n"
+    # As at E2B, a command's own variables are not root's.
+    assert box.commands.run('sudo sh -c "echo [$OWN][\\$OWN]"', envs={"OWN": "1"}).stdout == "[1][]\n"
+    with pytest.raises(CommandExitException) as failed:
+        box.commands.run("sudo sh -c 'exit 4'")
+    assert failed.value.exit_code == 4
+    with pytest.raises(TimeoutException):
+        box.commands.run("sudo bash -c 'exec -a late-of-root sleep 1000'", timeout=0.5)
+    wait_for(lambda: "late-of-root 1000" not in box.commands.run("ps -eo args").stdout)
+
+
 def test_a_time_out_kills_the_command(box: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         box.commands.run("exec -a late sleep 1000", timeout=0.5)

@@ -27,3 +27,15 @@ def test_a_log_is_bounded_in_lines_and_in_characters_and_says_so() -> None:
         long.take(BuildEvent("output", 1, 1, "x" * (3 * MAX_LINE_CHARS) + "\n"))
     assert sum(len(line.text) for line in long.lines) <= MAX_LOG_CHARS + MAX_LINE_CHARS
     assert many.lines[-1].text == long.lines[-1].text == "the log is longer than is kept: the rest is left out"
+
+
+def test_why_a_build_failed_is_said_however_long_its_log_is() -> None:
+    build = built()
+    build.take(BuildEvent("output", 1, 1, "\n" * (2 * MAX_LOG_LINES)))
+    build.end("failed", "the reason", 1)
+    assert [line.text for line in build.lines[-2:]] == [
+        "the log is longer than is kept: the rest is left out",
+        "the reason",
+    ]
+    assert [line.number for line in build.lines] == list(range(1, MAX_LOG_LINES + 3))
+    assert build.info().status == "failed"

@@ -176,6 +176,7 @@ class Tag(IntEnum):
     CPU_US = 50
     QUIET = 51
     MERGE = 52
+    SUDO = 53
     PATH = 60
     OFFSET = 61
     LIMIT = 62
@@ -224,6 +225,7 @@ STRING_TAGS = frozenset(
         Tag.ENV,
         Tag.CWD,
         Tag.STATE,
+        Tag.SUDO,
         Tag.PATH,
         Tag.TARGET,
         Tag.TO,

@@ -196,6 +196,7 @@ class OciDriver:
             terminal_keys=not self._is_old,
             freeze="memory" in controllers,
             mounts=True,
+            sudo=True,
             disk_limit=disk_limit,
             chosen_by_default=True,
         )

@@ -150,6 +150,7 @@
     X(CPU_US, 50, INTEGER)      \
     X(QUIET, 51, INTEGER)       \
     X(MERGE, 52, INTEGER)       \
+    X(SUDO, 53, STRING)         \
     X(PATH, 60, STRING)         \
     X(OFFSET, 61, INTEGER)      \
     X(LIMIT, 62, INTEGER)       \

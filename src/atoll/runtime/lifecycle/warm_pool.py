@@ -10,7 +10,8 @@ name, hostname, environment and user, and when it pauses and ends.
 
 There is no daemon, so the processes that use a pool refill it: one that claims a sandbox creates another, after its own
 work has begun and before it ends; one that has called `warm` also checks every second whether other processes have
-claimed some. One process fills at a time.
+claimed some. One process fills at a time. While claims follow each other, a pool that is at least half full is not
+refilled: creating sandboxes for later would slow down those that are claimed now.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -47,6 +49,13 @@ _CONCURRENT_CREATES = 2
 """Few, since they are for later, and other creates want the processors now."""
 _REFILL_DELAY_S = 0.05
 """How long after a claim another sandbox is created: the claimed one has run its first command by then."""
+_BURST_PAUSE_S = 0.05
+"""Claims that are no further apart belong to one burst."""
+_BURST_POLL_S = 0.02
+_LONGEST_BURST_S = 1.0
+"""How long a burst puts off the refill."""
+_SWEEP_S = 10.0
+"""How often all of a pool are looked at before it is refilled, if nothing says that one does not fit."""
 _CHECK_INTERVAL_S = 1.0
 _RETRY_S = (1.0, 60.0)
 """The first and the longest pause before a failed refill is tried again. Each is twice the one before it."""
@@ -116,6 +125,8 @@ class WarmPools:
         self._make = make
         self._remove = remove
         self._due: set[str] = set()
+        self._claimed_at: dict[str, float] = {}
+        self._swept: dict[str, tuple[ResolvedSpec, float]] = {}
         self._refilling: dict[str, anyio.Event] = {}
         self._watched: set[str] = set()
         self._closing = anyio.Event()
@@ -235,12 +246,21 @@ class WarmPools:
             spec = self.read(key)
             if spec is None:
                 return
-            while await self._remove_one(key, lambda manifest: not self.fits(manifest, driver, resolved)):
-                pass
+            if self._needs_sweep(key, resolved):
+                while await self._remove_one(key, lambda manifest: not self.fits(manifest, driver, resolved)):
+                    pass
+                self._swept[key] = resolved, time.monotonic()
             for _ in range(len(self._ready(key)) - spec.count):
                 await self._remove_one(key, lambda _: True)
             # A process that claims one meanwhile refills the pool itself.
             await self._create_some(spec.count - len(self._ready(key)), spec.template, driver, resolved)
+
+    def _needs_sweep(self, key: str, resolved: ResolvedSpec) -> bool:
+        """Whether a sandbox of the pool may not fit. To look at each costs more than to create the one that is missing,
+        in a large pool."""
+        fitted, at = self._swept.get(key, (None, 0.0))
+        is_recent = fitted == resolved and time.monotonic() - at < _SWEEP_S
+        return not is_recent or len(self._ready(key)) < len(self._store.warm(key))
 
     async def _create_some(self, count: int, template: SandboxTemplate, driver: Driver, resolved: ResolvedSpec) -> None:
         failures: list[AtollError | OSError] = []
@@ -298,6 +318,7 @@ class WarmPools:
         if not os.path.lexists(f"{self._root}/{key}.json"):
             return
         self._due.add(key)
+        self._claimed_at[key] = time.monotonic()
         if key not in self._refilling:
             self._refilling[key] = anyio.Event()
             self._tasks.start_soon(self._refill, key)
@@ -309,13 +330,15 @@ class WarmPools:
             while key in self._due:
                 with anyio.move_on_after(pause_s):
                     await self._closing.wait()
-                self._due.discard(key)
-                pause_s = _REFILL_DELAY_S
                 try:
-                    self.read(key)
+                    spec = self.read(key)
                 except SandboxError as error:
                     _log.warning("warm pool %s is not filled: %s", key, unreadable(error))
                     return
+                if spec is not None and pause_s == _REFILL_DELAY_S:
+                    await self._wait_for_quiet(key, spec.count)
+                self._due.discard(key)
+                pause_s = _REFILL_DELAY_S
                 try:
                     await self.fill(key)
                 except (AtollError, OSError):
@@ -326,6 +349,14 @@ class WarmPools:
                     pause_s, retry_s = retry_s, min(retry_s * 2, longest_s)
         finally:
             self._refilling.pop(key).set()
+
+    async def _wait_for_quiet(self, key: str, count: int) -> None:
+        """Wait while claims follow each other and at least half of the pool is left."""
+        latest = time.monotonic() + _LONGEST_BURST_S
+        while time.monotonic() < min(latest, self._claimed_at[key] + _BURST_PAUSE_S):
+            if self._closing.is_set() or 2 * len(self._store.warm(key)) < count:
+                return
+            await anyio.sleep(_BURST_POLL_S)
 
     async def _watch(self, key: str) -> None:
         """Refill a warm pool whenever sandboxes are missing: other processes claim some, and some end."""

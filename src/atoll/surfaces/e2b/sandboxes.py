@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -29,10 +29,12 @@ from atoll.contract.errors import (
     CheckpointNotFound,
     Conflict,
     Forbidden,
+    ImageUnavailable,
     InvalidRequest,
     SandboxNotFound,
     TemplateNotFound,
     Unenforceable,
+    told_elsewhere,
 )
 from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, OnExpiry, RuntimeName, SandboxInfo
 from atoll.contract.names import DEFAULT_TAG as TAG, TEMPLATE_PREFIX, split_template
@@ -204,7 +206,7 @@ class SandboxRoutes:
             inherited = caller.engine.inherited_spec(checkpoint.id)
             admitted = check_inherited(policy, inherited, network=network, ttl_s=ttl_s)
             limits = admitted.limits
-        async with reserved(caller, {name: limits}):
+        async with reserved(caller, {name: limits}), _named(body.template_id, image):
             runtime = checkpoint.runtime if checkpoint else admitted.runtime
             sandbox = await caller.engine.create(
                 name,
@@ -214,6 +216,7 @@ class SandboxRoutes:
                 runtime=None if checkpoint else admitted.runtime,
                 network=admitted.network,
                 labels={label: value for label, value in record.labels().items() if value is not None},
+                sudo=True,
                 ttl_s=admitted.ttl_s,
                 on_expiry=_end_of(caller, record, runtime) if body.auto_pause else "destroy",
                 mounts=() if checkpoint else admitted.mounts,
@@ -492,6 +495,18 @@ async def template(caller: Caller, wanted: str) -> tuple[str, Checkpoint | None]
             continue
         return found.image, found
     return wanted, None
+
+
+@asynccontextmanager
+async def _named(wanted: str, image: str) -> AsyncIterator[None]:
+    """While the context lasts, an image that is missing is said to be no template either: a name may be wrong."""
+    try:
+        yield
+    except ImageUnavailable as error:
+        if wanted != image:
+            raise
+        message = f"there is no template or snapshot {wanted!r}, and {told_elsewhere(error)}"
+        raise ImageUnavailable(message, hint=error.hint, **error.details) from error
 
 
 async def find_template(caller: Caller, wanted: str) -> str | None:

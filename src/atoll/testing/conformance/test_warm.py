@@ -304,3 +304,29 @@ async def test_create_works_while_the_pool_cannot_be_refilled(
         await eventually(lambda: "trying again later" in caplog.text, "the failure is logged")
         failing = False
         assert not await ready(engine, 1) & ids
+
+
+async def test_a_burst_of_claims_is_served_before_a_pool_that_is_half_full_is_refilled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, runtime_name: RuntimeName
+) -> None:
+    limits = Limits(open_files=300)  # of no other test: no refill of theirs is left
+    for bound in ("_BURST_PAUSE_S", "_LONGEST_BURST_S"):
+        monkeypatch.setattr(warm_pool, bound, 60.0)
+    created = 0
+    launch = warm_pool.WarmPools._create_some
+
+    async def counted(self: warm_pool.WarmPools, count: int, *rest: object) -> None:
+        nonlocal created
+        created += 1
+        await launch(self, count, *rest)  # type: ignore[arg-type]
+
+    async with warm(engine, 4, limits=limits):
+        monkeypatch.setattr(warm_pool.WarmPools, "_create_some", counted)
+        boxes = [await engine.create(f"burst-{number}", limits=limits) for number in range(2)]
+        assert len(waiting(engine)) == 2
+        assert created == 0, "half of it is left, and more claims may follow"
+        boxes.append(await engine.create("burst-2", limits=limits))
+        await ready(engine, 4)
+        assert created == 1, "less than half was left"
+        for box in boxes:
+            await box.destroy()

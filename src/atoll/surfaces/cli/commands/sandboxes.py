@@ -289,7 +289,11 @@ def _expires(info: SandboxInfo) -> str:
 
 
 def _labels(info: SandboxInfo) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+    """Without those that a server sets for itself: records for it, too long for a table."""
+    from atoll.contract.model import RESERVED_LABELS
+
+    own = sorted((key, value) for key, value in info.labels.items() if not key.startswith(RESERVED_LABELS))
+    return ", ".join(f"{key}={value}" for key, value in own)
 
 
 def _status(info: SandboxInfo) -> str:
