@@ -260,7 +260,7 @@ def test_what_completion_reads_is_where_the_engine_writes_it(atoll: Atoll, box: 
         (["run", "-c", "true", "--", "true"], "both"),
         (["run", "-e", "=x", "--", "true"], "no name"),
         (["run", "--allow", "http://example.com", "--", "true"], "it is a URL"),
-        (["network", "box", "--none", "--allow", "*"], "--none cannot be combined with --allow or --remove"),
+        (["network", "box", "--none", "--allow", "*"], "--none cannot be combined with --allow, --deny or --remove"),
         (["exec"], "NAME"),
         (["exec", "box", "--detach", "--timeout", "3", "--", "true"], "--timeout"),
         (["cp", "a", "b"], "neither"),

@@ -23,18 +23,22 @@ def test_a_policy_is_shown_and_changed_and_what_it_did_can_be_read(atoll: Atoll,
     assert atoll.text("network", name) == "example.com:443\n"
     assert "to allow it, add the rule" in atoll.text("exec", name, "-c", fetch(port))
     atoll("network", name, "--allow", f"127.0.0.1:{port}", "--remove", "example.com:443")
-    assert atoll.json("network", name, "--json")["network"] == {"allow": [f"127.0.0.1:{port}"]}
+    assert atoll.json("network", name, "--json")["network"] == {"allow": [f"127.0.0.1:{port}"], "deny": []}
     assert atoll.text("exec", name, "-c", fetch(port)) == "reached\n"
+    atoll("network", name, "--deny", "127.0.0.0/8")
+    assert atoll.text("network", name) == f"127.0.0.1:{port}\nnot 127.0.0.0/8\n"
+    assert "the policy denies 127.0.0.0/8" in atoll.text("exec", name, "-c", fetch(port))
+    atoll("network", name, "--remove", "127.0.0.0/8")
     done = atoll("network", name, "--remove", "example.com", status=2)
     assert f"example.com is not a rule of this sandbox; its rules are: 127.0.0.1:{port}" in done.stderr.decode()
     atoll("network", name, "--none")
     assert "no egress is allowed" in atoll("network", name).stderr.decode()
-    denied, allowed = atoll.json("audit", name, "--json")
-    assert (denied["verdict"], allowed["verdict"]) == ("denied", "allowed")
+    denied, allowed, denied_again = atoll.json("audit", name, "--json")
+    assert (denied["verdict"], allowed["verdict"], denied_again["verdict"]) == ("denied", "allowed", "denied")
     assert allowed["received_bytes"] > 0
     header, *rows = atoll.text("audit", name).splitlines()
     assert header.split() == "TIME VERDICT VIA HOST ADDRESS SENT RECEIVED WHY".split()
-    assert [row.split()[2] for row in rows] == ["denied", "allowed"]
+    assert [row.split()[2] for row in rows] == ["denied", "allowed", "denied"]
 
 
 def test_a_rule_that_is_almost_registries_is_pointed_out(atoll: Atoll) -> None:

@@ -222,6 +222,20 @@ async def test_the_network_is_set_within_the_policy(served: Served) -> None:
         assert (await tenant.get(f"{path}/audit")).json() == {"items": [], "next": None}
 
 
+async def test_headers_of_requests_are_set_and_shown_nowhere(served: Served) -> None:
+    async with served.client(await served.tenant("headers")) as tenant:
+        await tenant.post(SANDBOXES, json={"name": "net"})
+        path = f"{SANDBOXES}/net/network/headers"
+        answer = await tenant.put(path, json={"headers": {"api.example.com": {"Authorization": "Bearer hk-live-1"}}})
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert "hk-live" not in (await tenant.get(f"{SANDBOXES}/net")).text
+        for wrong in ({"api.example.com": {"Host": "other"}}, {"api.example.com": {"X": "a\r\nhk-live-2"}}):
+            refused = await tenant.put(path, json={"headers": wrong})
+            assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+            assert "hk-live" not in refused.text
+        assert (await tenant.put(path, json={"headers": {}})).status_code == 204
+
+
 async def test_a_port_keeps_its_url_until_it_is_taken_back(client: httpx2.AsyncClient, box: str) -> None:
     path = f"{SANDBOXES}/{box}/ports"
     first, again = [(await client.post(path, json={"port": 8000})).json() for _ in range(2)]

@@ -531,6 +531,11 @@ export class Operations extends Requests {
     return this.json<Answer<"sandboxes_set_network", 200>>("PUT", `/api/v1/sandboxes/${segment(sandbox)}/network`, options, "application/json");
   }
 
+  /** Set headers in every request that it makes to some hosts, in place of those that were set before and of those that programs send. Values are in no answer. What a host shows of a request, the sandbox sees. */
+  sandboxesSetRequestHeaders(sandbox: string, options: JsonBody<"sandboxes_set_request_headers"> & RequestOptions): Promise<void> {
+    return this.nothing("PUT", `/api/v1/sandboxes/${segment(sandbox)}/network/headers`, options, "application/json");
+  }
+
   /** Put it to sleep until it is woken: using it is refused. */
   sandboxesShutdown(sandbox: string, options?: RequestOptions): Promise<Answer<"sandboxes_shutdown", 200>> {
     return this.json<Answer<"sandboxes_shutdown", 200>>("POST", `/api/v1/sandboxes/${segment(sandbox)}/shutdown`, options);

@@ -1399,6 +1399,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sandboxes/{sandbox}/network/headers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set Request Headers
+         * @description Set headers in every request that it makes to some hosts, in place of those that were set before and of those
+         *     that programs send. Values are in no answer. What a host shows of a request, the sandbox sees.
+         */
+        put: operations["sandboxes_set_request_headers"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sandboxes/{sandbox}/pause": {
         parameters: {
             query?: never;
@@ -4076,6 +4097,18 @@ export interface components {
              * @description The user inside. Unset: the sandbox's own.
              */
             user?: string | null;
+        };
+        /** RequestHeaders */
+        RequestHeaders: {
+            /**
+             * Headers
+             * @description By host: a name, `*.NAME` for all below one, or either with `http://` before it for requests without TLS.
+             */
+            headers: {
+                [key: string]: {
+                    [key: string]: string;
+                };
+            };
         };
         /**
          * ResultBody
@@ -7824,6 +7857,31 @@ export interface operations {
                         id?: string;
                     };
                 };
+            };
+        };
+    };
+    sandboxes_set_request_headers: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name or the id of a sandbox. */
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RequestHeaders"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
         };
     };

@@ -501,6 +501,13 @@ class RemoteEngine(Engine):
             await self._http.send("PUT", path_of("sandboxes", name, "network"), {"policy": _plain(policy)})
         self._sandboxes.renew(await self._info(name))
 
+    async def set_request_headers(self, name: str, headers: Mapping[str, Mapping[str, str | SecretStr]]) -> None:
+        from atoll.contract.secret import check_request_headers
+
+        async with self._named(name):
+            body = {"headers": check_request_headers(headers)}
+            await self._http.send("PUT", path_of("sandboxes", name, "network", "headers"), body)
+
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
         async with self._named(name):
             found = await self._http.items(path_of("sandboxes", name, "network", "audit"))

@@ -480,6 +480,22 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    async def set_request_headers(self, name: str, headers: Mapping[str, Mapping[str, str | SecretStr]]) -> None:
+        """Set headers in every request that a sandbox makes to some hosts, on the way out, in place of those that a
+        program sends: `{"api.example.com": {"Authorization": "Bearer …"}}`. They replace those that were set before.
+
+        A host is a name, or `*.NAME` for all below one, on every port, over TLS; `http://` before it is for requests
+        without TLS. The network policy has to allow it, too. Values are stored encrypted, and are in no answer; but a
+        host that shows a request shows them to the sandbox: what must not be known inside is a `Secret`. Programs
+        inside trust a certificate authority for these hosts from now on; one that has read its CA bundle before may
+        have to be started again. Open connections to these hosts are cut.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: a host, a header or a value is not allowed.
+        """
+
+    @abstractmethod
     async def audit(self, name: str) -> builtins.list[AuditRecord]:
         """The audit log of a sandbox's egress, the oldest record first, as far back as records are kept.
 

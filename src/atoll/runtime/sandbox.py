@@ -66,6 +66,8 @@ from atoll.runtime.guest.process import OomWatch, Process, to_bytes, to_result
 from atoll.runtime.guest.stream import Stream
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
     from atoll.runtime.archive.export import ArchiveFile
     from atoll.runtime.egress.server import EgressServer
     from atoll.runtime.guest.files import Files
@@ -603,6 +605,10 @@ class Sandbox:
     async def set_network(self, policy: NetworkPolicy | None) -> None:
         """As `Engine.set_network`."""
         await self._owner.engine.set_network(self.name, policy)
+
+    async def set_request_headers(self, headers: Mapping[str, Mapping[str, str | SecretStr]]) -> None:
+        """As `Engine.set_request_headers`."""
+        await self._owner.engine.set_request_headers(self.name, headers)
 
     async def audit(self) -> list[AuditRecord]:
         """As `Engine.audit`."""

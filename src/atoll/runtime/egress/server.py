@@ -266,11 +266,11 @@ class EgressServer:
         its programs trust what headers are set with."""
         from atoll.runtime.guest.files import Files
 
+        self._installed = self._injector  # if it fails, each command would try again, and wait
         if self._injector is not None:
             try:
                 with anyio.fail_after(_LISTEN_TIMEOUT_S):
                     await self._injector.install(Files(link.open, "root"))
-                self._installed = self._injector
             except (AtollError, OSError):
                 _log.warning("cannot install the CA certificate for headers in %s", self._directory.name, exc_info=True)
         if self._spec is None or self._spec.indexes is None:

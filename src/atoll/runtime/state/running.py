@@ -18,7 +18,7 @@ from atoll.contract.names import DEFAULT_NAMESPACE, is_name
 from atoll.runtime.state.expiries import Expiry, now_ms
 from atoll.runtime.state.namespaces import entry_of
 
-MANIFEST_VERSION = 9
+MANIFEST_VERSION = 10
 """The version of the manifests that this Atoll writes and reads. Raise it as `StoredRecord.VERSION` says."""
 ENDINGS = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
 """What was done to a sandbox that has ended, by the state in its manifest. None: nothing, it ended by itself."""

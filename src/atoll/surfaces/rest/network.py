@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from atoll.contract.model import Preview
 from atoll.contract.network import AuditRecord, NetworkPolicy
@@ -56,6 +56,30 @@ async def set_network(caller: Writer, sandbox: SandboxPath, body: Annotated[Sand
     info = await describe(found)
     await caller.server.events.record(caller.tenant.name, "updated", info, what="network")
     return answer({"policy": info.network})
+
+
+class RequestHeaders(RequestBody):
+    headers: dict[str, dict[str, SecretStr]] = Field(max_length=64)
+    """By host: a name, `*.NAME` for all below one, or either with `http://` before it for requests without TLS."""
+
+
+@router.put(
+    "/network/headers",
+    tags=["network"],
+    operation_id="sandboxes_set_request_headers",
+    status_code=204,
+    response_class=Response,
+    responses=failures(404, 409, 422),
+)
+async def set_request_headers(
+    caller: Writer, sandbox: SandboxPath, body: Annotated[RequestHeaders, JsonBody()]
+) -> Response:
+    """Set headers in every request that it makes to some hosts, in place of those that were set before and of those
+    that programs send. Values are in no answer. What a host shows of a request, the sandbox sees."""
+    found = await find(caller, sandbox)
+    await caller.engine.set_request_headers(found.name, body.headers)
+    await caller.server.events.record(caller.tenant.name, "updated", await describe(found), what="headers")
+    return Response(status_code=204)
 
 
 @router.get(

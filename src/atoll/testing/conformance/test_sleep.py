@@ -535,7 +535,7 @@ async def test_a_sandbox_is_paused_when_its_lifetime_is_over_and_lives_as_long_a
         async def has_no_end() -> bool:
             return not (engine.state_dir / "expiries" / sandbox.id).is_symlink()
 
-        await eventually(has_no_end, "it is paused for as long as nobody uses it")
+        await eventually(has_no_end, "it is paused for as long as no client uses it")
         assert await sandbox.status() == "paused"
         await engine.update(sandbox.name, ttl_s=600)
         await sandbox.pause()
