@@ -226,7 +226,7 @@ def test_what_is_older_than_a_request_may_show_is_text() -> None:
     given: list[ModelMessage] = [
         ModelRequest([tool_return(ToolCallPart("t", {}, str(n)), result, "success")]) for n in range(4)
     ]
-    sent = media.shown(given, media.Accepted(is_any=True))
+    sent = media.shown(given, media.AcceptedMedia(is_any=True))
     kept = [isinstance(each, BinaryContent) for content in contents(sent) for each in content]
     assert sum(kept) == media.MAX_SENT_BYTES // (3 << 20)
     assert kept[-4:] == [True] * 4  # the newest

@@ -48,12 +48,12 @@ _URLS: dict[MediaKind, type[ImageUrl | AudioUrl | VideoUrl | DocumentUrl]] = {
     "document": DocumentUrl,
 }
 _KINDS: dict[type, MediaKind] = {each: kind for kind, each in _URLS.items()}
-_Link = ImageUrl | AudioUrl | VideoUrl | DocumentUrl
-_Media = BinaryContent | _Link
+_MediaUrl = ImageUrl | AudioUrl | VideoUrl | DocumentUrl
+_Media = BinaryContent | _MediaUrl
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedMedia:
     """What a model takes in the result of a tool."""
 
     types: frozenset[str] = frozenset()
@@ -74,29 +74,29 @@ class Accepted:
         return kind in self.urls and part.url.lower().startswith("https://") and is_known
 
 
-NOTHING = Accepted()
+NOTHING = AcceptedMedia()
 
 
-def accepted_by(model: Model) -> Accepted:
+def accepted_by(model: Model) -> AcceptedMedia:
     """What a model takes. Of one that is not known: images, if they are content."""
     while isinstance(model, WrapperModel):
         model = model.wrapped
     if isinstance(model, FunctionModel):  # a script, which fetches nothing
-        return Accepted(is_any=True)
+        return AcceptedMedia(is_any=True)
     name, host = model.model_name, urlsplit(model.base_url or "").hostname
     read: frozenset[MediaKind] = frozenset({"image", "document"})
     if _is(model, "anthropic", "AnthropicModel"):
-        return Accepted(_IMAGES | {_PDF}, read if host == _FETCHING["anthropic"] else frozenset())
+        return AcceptedMedia(_IMAGES | {_PDF}, read if host == _FETCHING["anthropic"] else frozenset())
     if host == _FETCHING["openai"] and _is(model, "openai", "OpenAIResponsesModel"):
-        return Accepted(_IMAGES | {_PDF}, read)
+        return AcceptedMedia(_IMAGES | {_PDF}, read)
     if host == _FETCHING["openai"] and _is(model, "openai", "OpenAIChatModel"):
         sounds = {"audio/wav", "audio/mpeg"} if "audio" in name else set()
-        return Accepted(_IMAGES | {_PDF} | sounds, frozenset({"image"}))
+        return AcceptedMedia(_IMAGES | {_PDF} | sounds, frozenset({"image"}))
     if _is(model, "bedrock", "BedrockConverseModel"):
         films = {"video/mp4", "video/webm", "video/quicktime"} if "nova" in name else set()
         documents = {_PDF} if "nova" in name or "anthropic" in name else set()
-        return Accepted(_IMAGES | documents | films)
-    return Accepted(_IMAGES)
+        return AcceptedMedia(_IMAGES | documents | films)
+    return AcceptedMedia(_IMAGES)
 
 
 def _is(model: Model, module: str, name: str) -> bool:
@@ -132,7 +132,7 @@ def described(part: object) -> str:
         if part.media_type == _PDF:
             kind = "document"
         return f"[{kind}: {part.media_type}, {len(part.data)} bytes]"
-    if isinstance(part, _Link):
+    if isinstance(part, _MediaUrl):
         return f"[{_KINDS[type(part)]}] {part.url}"
     return str(part)
 
@@ -140,7 +140,7 @@ def described(part: object) -> str:
 # ------------------------------------------------------------------------------------------------------ what is sent
 
 
-def shown(messages: Sequence[ModelMessage], accepted: Accepted) -> list[ModelMessage]:
+def shown(messages: Sequence[ModelMessage], accepted: AcceptedMedia) -> list[ModelMessage]:
     """The messages of a conversation as a model that takes this much is sent them. Those given are not changed."""
     left_bytes = MAX_SENT_BYTES
     sent: list[ModelMessage] = []
@@ -167,7 +167,7 @@ def _media_of(part: object) -> list[_Media]:
     return [each for each in content if isinstance(each, _Media)] if isinstance(content, list | tuple) else []
 
 
-def _fitted(part: ToolReturnPart, accepted: Accepted, left_bytes: int) -> tuple[Any, int]:
+def _fitted(part: ToolReturnPart, accepted: AcceptedMedia, left_bytes: int) -> tuple[Any, int]:
     """The content of one result, and how many bytes are left for those before it."""
     fitted: list[Any] = []
     content: Any = part.content

@@ -117,7 +117,7 @@ def codec():
 from_json, to_json, to_readable_json = codec()
 
 
-class Events:
+class Poller:
     """Which sockets have something to read or room to write, and what is to be called then."""
 
     def __init__(self):
@@ -576,7 +576,7 @@ class DispatchLoop:
         self.declared = hello["tools"]
         self.root, self.cwd, self.result_bytes = hello["root"], hello["cwd"], hello["result_bytes"]
         self.nonce = hello["nonce"]
-        self.events = Events()
+        self.events = Poller()
         self.events.watch(channel, select.POLLIN, self.hear)
         self.calls = {}
         self.waiting = []
