@@ -184,14 +184,14 @@ async def build_template(
             what it printed.
         AtollError: the base cannot be had, or the sandbox could not be made.
     """
-    build = _TemplateBuild(engine, plan, archives, options or BuildOptions(), on_event)
+    build = _PlanBuild(engine, plan, archives, options or BuildOptions(), on_event)
     version = await build.run(build_id or os.urandom(8).hex())
     await engine.templates.put(name, tags, version)
     await build.layers.trim()
     return version
 
 
-class _TemplateBuild:
+class _PlanBuild:
     def __init__(
         self,
         engine: LocalEngine,
