@@ -13,7 +13,7 @@ import asyncio
 import codecs
 import json
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atoll.code.languages import LanguageName
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.session import CellOutcome, CodeSession, StreamName
-from atoll.contract.errors import AtollError, SandboxDied
+from atoll.contract.errors import AtollError
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.e2b.accounts import SandboxAccounts
 from atoll.surfaces.e2b.control import E2bBody, read_body
@@ -38,7 +38,6 @@ MAX_CONTEXTS = 32
 MAX_CODE_CHARS = 4 * 1024 * 1024
 KEEPALIVE_S = 5.0
 LANGUAGES: tuple[LanguageName, ...] = ("python", "javascript", "bash")
-_MANY_SANDBOXES = 256
 _SHORT = {"py": "python", "js": "javascript", "sh": "bash"}
 _OUTPUT_KEPT_BYTES = 4096
 """All output is passed on as it comes; what is kept is for no one."""
@@ -148,12 +147,13 @@ class CodeInterpreter:
             body = await read_body(request, ContextRequest)
             return JSONResponse((await self._create(sandbox, body)).shown(), 201)
         parts = path.split("/")
-        if parts[1] == "contexts" and len(parts) == 3 and method == "DELETE":
-            context = self._find(await self._of(sandbox), parts[2])
+        if parts[:2] == ["", "contexts"] and len(parts) == 3 and method == "DELETE":
+            contexts = await self._of(sandbox)
+            context = self._find(contexts, parts[2])
+            del contexts[context.id]
             await context.restart()
-            del self._contexts[sandbox.id][context.id]
             return Response(status_code=204)
-        if parts[1] == "contexts" and len(parts) == 4 and parts[3] == "restart" and method == "POST":
+        if parts[:2] == ["", "contexts"] and len(parts) == 4 and parts[3] == "restart" and method == "POST":
             await self._find(await self._of(sandbox), parts[2]).restart()
             return Response(status_code=204)
         raise HTTPException(404, f"{method} {path[:256]} is not a path of the code interpreter")
@@ -164,7 +164,6 @@ class CodeInterpreter:
         """The contexts of a sandbox. Those of Python and JavaScript are there from the start."""
         found = self._contexts.get(sandbox.id)
         if found is None:
-            await self._forget_destroyed()
             home = await self._accounts.resolve(sandbox, "~", None)
             found = self._contexts.setdefault(sandbox.id, {})
             for language in LANGUAGES[:2]:
@@ -172,15 +171,12 @@ class CodeInterpreter:
                 found.setdefault(id, InterpreterContext(sandbox, id, language, home))
         return found
 
-    async def _forget_destroyed(self) -> None:
-        """When there are many, those of sandboxes that are gone are dropped."""
-        if len(self._contexts) < _MANY_SANDBOXES:
-            return
-        for id, contexts in [*self._contexts.items()]:
-            try:
-                await next(iter(contexts.values())).sandbox.status()
-            except (SandboxDied, StopIteration):
-                self._contexts.pop(id, None)
+    async def forget_gone(self, sandboxes: Collection[str]) -> None:
+        """Forget the contexts of all other sandboxes."""
+        for id in [id for id in self._contexts if id not in sandboxes]:
+            for context in self._contexts.pop(id).values():
+                with suppress(AtollError):
+                    await context.restart()
 
     async def _create(self, sandbox: Sandbox, body: ContextRequest) -> InterpreterContext:
         language = _language(body.language)
