@@ -98,6 +98,43 @@ async def test_all_parts_of_a_result_are_searched() -> None:
     assert shown.structured == {"rows": [{"[the secret TOKEN]": ["a[the secret TOKEN]b", 5, None]}]}
 
 
+NOTES = (
+    " … ",
+    "\n[5000 bytes left out: 1 to 5001 of 10000]\n",
+    "[5000 of 10000 bytes left out here: see the file]\n",
+    "\n[7 characters are left out]\n",
+)
+
+
+@pytest.mark.parametrize("note", NOTES)
+@pytest.mark.parametrize("columns", [10, 1000])
+@pytest.mark.parametrize(
+    "core",
+    [PLAIN, PLAIN.encode().hex(), base64.b64encode(PLAIN.encode()).decode()[: len(PLAIN) * 8 // 6]],
+    ids=["as it is", "hex", "base64"],
+)
+async def test_a_part_of_a_value_where_a_text_was_cut_is_found(note: str, columns: int, core: str) -> None:
+    found = redaction(TOKEN=PLAIN, OTHER="other-value-1234")
+    written = core if core == PLAIN else "\n".join(textwrap.wrap(core, columns))
+    for cut in range(len(written) + 1):
+        before, behind = f"said {written[:cut]}{note}the rest", f"the rest{note}{written[cut:]} and so on"
+        for text in (before, behind, f"{before} {behind}"):
+            shown = await found.text(text)
+            packed = "".join(shown.split())
+            assert not [at for at in range(len(core) - 4) if core[at : at + 4] in packed], (cut, shown)
+            assert note.strip() in shown
+            assert "the rest" in shown
+
+
+async def test_a_part_of_a_value_at_an_end_is_found_where_that_may_be_cut() -> None:
+    found = redaction(TOKEN=PLAIN)
+    for cut in range(4, len(PLAIN) - 4):
+        assert await found.text(f"{PLAIN[cut:]} log", begins_late=True) == "[a part of the secret TOKEN] log"
+        assert await found.text(f"log {PLAIN[:cut]}", ends_early=True) == "log [a part of the secret TOKEN]"
+        whole = f"{PLAIN[cut:]} log {PLAIN[:cut]}"
+        assert await found.text(whole) == whole
+
+
 async def test_one_value_within_another_is_found_with_it() -> None:
     shown = await redaction(A="token-1234", B="prefix-token-1234-suffix").text("prefix-token-1234-suffix token-1234")
     assert shown == "[the secret B] [the secret A]"
