@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from atoll import NetworkPolicy
+from atoll.bundles import workspace as workspace_module
 from atoll.bundles.build import remove_built
 from atoll.bundles.dispatch import BUNDLE_DIRECTORY
 from atoll.bundles.workspace import MAX_LOG_BYTES, BundleFile
@@ -443,3 +444,40 @@ async def test_a_call_of_an_unknown_name_is_an_error_to_the_model(
     result = await workspaces("unknown", bundle)[0].tools(["read"]).handle_tool_call("no_such", {})
     assert result.is_error
     assert "there is no tool 'no_such' (tools: read)" in result.text
+
+
+@pytest.mark.runtimes("crun")  # runsc has no limit of processes
+async def test_a_workspace_that_a_tool_has_filled_with_processes_is_made_anew(
+    workspaces: MakeWorkspace, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+        import os, time
+
+        def fill(args):
+            while True:
+                try:
+                    child = os.fork()
+                except OSError:
+                    return {"ok": True, "content": "full"}
+                if child == 0:
+                    os.setsid()
+                    while True:
+                        try:
+                            os.fork()
+                        except OSError:
+                            time.sleep(0.01)
+
+        def fine(args):
+            return {"ok": True, "content": str(os.path.exists("/workspace/kept"))}
+    """
+    monkeypatch.setattr(workspace_module, "RETRY_S", 0.0)
+    made = await stored(archive, packed(source, manifest("fill", "fine"), {"template/kept": b""}))
+    limits = Limits(pids=64, memory_bytes=512 << 20)
+    workspace, _ = workspaces("filled", made, limits=limits, call_timeout_s=5.0)
+    tools = workspace.tools(["fill", "fine"])
+    await tools.handle_tool_call("fill")
+
+    async def works() -> bool:
+        return (await tools.handle_tool_call("fine")).content == "True"
+
+    await eventually(works, "a call is made again")

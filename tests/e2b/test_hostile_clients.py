@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,9 +22,20 @@ from atoll.surfaces.e2b.processes import ProcessConfig, ProcessService
 from atoll.surfaces.e2b.watches import MAX_WATCHERS
 from atoll.testing.server import RunningServer
 from atoll.testing.waiting import BOUND_S
-from tests.e2b.hostile import STREAM, RawRequest, descriptors, envelope, headers, memory_bytes, start, stdin, tenant
+from tests.e2b.hostile import STREAM, RawRequest, descriptors, headers, memory_bytes, start, stdin, tenant
 
 MIB = 1024 * 1024
+PORT = """
+import socket, time
+listening = socket.create_server(("127.0.0.1", 8000))
+print("ready")
+connected = listening.accept()[0]
+connected.recv(65536)
+connected.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 1000000\\r\\n\\r\\n")
+while True:
+    connected.sendall(b"one\\n")
+    time.sleep(0.1)
+"""
 INTERPRETER = {"E2b-Sandbox-Port": "49999"}
 
 
@@ -47,7 +59,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-# ------------------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------------- what is refused
 
 
 def test_a_request_that_means_nothing_is_refused_and_does_not_fail(
@@ -73,7 +85,7 @@ def test_a_context_that_is_removed_twice_at_once_is_gone_for_the_second(server: 
     assert sorted(statuses) == [204] + [404] * 7
 
 
-# -------------------------------------------------------------------------------------------------- what is held in memory
+# --------------------------------------------------------------------------------------------- what is held in memory
 
 
 def test_what_follows_a_compressed_body_is_refused_and_not_kept(server: RunningServer, box: Sandbox) -> None:
@@ -206,7 +218,7 @@ def test_a_watcher_of_a_sandbox_that_is_gone_is_forgotten() -> None:
     assert service._watchers["here"].take_all() == [{"name": "x", "type": "EVENT_TYPE_CREATE"}]
 
 
-# ----------------------------------------------------------------------------------------------- what the operator has said
+# ------------------------------------------------------------------------------------------ what the operator has said
 
 
 def test_a_pause_and_a_fork_do_not_outlive_the_longest_lifetime_of_the_tenant(server: RunningServer) -> None:
@@ -227,6 +239,26 @@ def test_a_pause_and_a_fork_do_not_outlive_the_longest_lifetime_of_the_tenant(se
         client.delete(f"/sandboxes/{made}").raise_for_status()
 
 
+def test_a_network_that_is_refused_changes_nothing(box: Sandbox, client: httpx2.Client) -> None:
+    before = client.get(f"/sandboxes/{box.sandbox_id}").json()["network"]
+    (name,) = [each["name"] for each in client.get("/api/v1/sandboxes").json()["items"] if is_same(each, box)]
+    policy = client.get(f"/api/v1/sandboxes/{name}").json()["network"]
+    long = {"allowOut": [f"{uuid.uuid4().hex}.{i}.example.com" for i in range(1000)], "denyOut": ["0.0.0.0/0"]}
+    assert client.put(f"/sandboxes/{box.sandbox_id}/network", json=long).status_code == 400
+    assert client.get(f"/sandboxes/{box.sandbox_id}").json()["network"] == before
+    assert client.get(f"/api/v1/sandboxes/{name}").json()["network"] == policy
+
+
+def test_an_environment_that_no_command_could_have_is_refused(client: httpx2.Client) -> None:
+    for variables in ({"A": "x" * 300_000}, {f"A{i}": "x" * 1000 for i in range(300)}):
+        refused = client.post("/v2/sandboxes", json={"templateID": "base", "envVars": variables})
+        assert (refused.status_code, "may have 262144" in refused.json()["message"]) == (400, True)
+
+
+def is_same(sandbox: dict[str, Any], box: Sandbox) -> bool:
+    return bool(sandbox["id"].replace("-", "") == box.sandbox_id)
+
+
 def test_what_is_under_way_ends_when_its_tenant_is_disabled(server: RunningServer) -> None:
     name = f"t{uuid.uuid4().hex[:8]}"
     key = tenant(server, name)
@@ -241,10 +273,19 @@ def test_what_is_under_way_ends_when_its_tenant_is_disabled(server: RunningServe
     body = json.dumps(endless).encode()
     running = RawRequest(server, made, "/execute", body, kind["Content-Type"] + "\r\nE2b-Sandbox-Port: 49999")
     assert b"number_of_executions" in running.read_until(b"number_of_executions")
+    made.files.write("serve.py", PORT)
+    serving = made.commands.run("python3 -u serve.py", background=True, timeout=0)
+    assert (next(iter(serving))[0] or "").startswith("ready")
+    port = socket.create_connection(("127.0.0.1", server.port), timeout=BOUND_S)
+    port.sendall(f"GET / HTTP/1.1\r\nHost: {made.get_host(8000)}\r\n\r\n".encode())
+    while b"one" not in port.recv(65536):
+        pass
     with httpx2.Client(base_url=server.url, headers=server.headers, timeout=BOUND_S) as operator:
         operator.patch(f"/api/v1/tenants/{name}", json={"disabled": True}).raise_for_status()
         for stream in (output, typing, running):
             assert b"after" not in stream.read_until(b"after")  # it is closed, or this waits for ever
             stream.close()
+        with port:
+            wait_for(lambda: not port.recv(65536))
         operator.patch(f"/api/v1/tenants/{name}", json={"disabled": False}).raise_for_status()
     made.kill(api_key=key)

@@ -10,11 +10,13 @@ import shlex
 import textwrap
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 from pydantic import SecretStr
 
+from atoll.bundles.workspace import MAX_LOG_BYTES, WorkspaceInstance
 from atoll.server.redaction import SecretRedaction
 from atoll.tools.tool import ImagePart, TextPart, ToolResult
 
@@ -124,6 +126,19 @@ async def test_a_part_of_a_value_where_a_text_was_cut_is_found(note: str, column
             assert not [at for at in range(len(core) - 4) if core[at : at + 4] in packed], (cut, shown)
             assert note.strip() in shown
             assert "the rest" in shown
+
+
+async def test_a_log_that_begins_within_a_value_shows_no_part_of_it() -> None:
+    made = WorkspaceInstance(external_id="wsi_1", state="running", created_at=datetime.now(UTC))
+    rest = "z" * MAX_LOG_BYTES
+    for left in range(4, len(PLAIN)):
+        log = (PLAIN + rest)[len(PLAIN) - left :][:MAX_LOG_BYTES]
+        shown = (await redaction(TOKEN=PLAIN).instance(made.model_copy(update={"log": log}))).log
+        assert shown == f"[a part of the secret TOKEN]{rest[: MAX_LOG_BYTES - left]}"
+    printing = made.model_copy(update={"log": f"key: {PLAIN[:12]}"})
+    assert (await redaction(TOKEN=PLAIN).instance(printing)).log == "key: [a part of the secret TOKEN]"
+    short = made.model_copy(update={"log": f"{PLAIN[4:]} is a part\n"})
+    assert (await redaction(TOKEN=PLAIN).instance(short)).log == short.log
 
 
 async def test_a_part_of_a_value_at_an_end_is_found_where_that_may_be_cut() -> None:

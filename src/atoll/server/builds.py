@@ -37,6 +37,9 @@ BUILD_TIMEOUT_S = 2 * 3600.0
 MAX_LOG_LINES = 10_000
 MAX_LOG_CHARS = 1_000_000
 MAX_LINE_CHARS = 2000
+MAX_LOGS_CHARS = 8 * MAX_LOG_CHARS
+"""Of the logs of all builds of one tenant that have ended. Those of the oldest are dropped first."""
+_LINE_CHARS = 200
 BuildStatus = Literal["waiting", "building", "ready", "error"]
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,15 @@ class TemplateBuild:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _rest: str = ""
     _chars_left: int = MAX_LOG_CHARS
+
+    @property
+    def log_chars(self) -> int:
+        """What its log counts for: each line has its time, too."""
+        return sum(len(line.text) + _LINE_CHARS for line in self.lines)
+
+    def drop_log(self) -> None:
+        """Keep what its state says, and no line."""
+        self.lines.clear()
 
     def note(self, text: str, step: int = 0, *, level: Literal["info", "error"] = "info") -> None:
         if self._chars_left < 0:
@@ -188,6 +200,15 @@ class TemplateBuilds:
             self._fail(build, "the build failed for a reason that is in the server's log", None)
         finally:
             build.ended.set()
+            self._drop_old_logs(build.tenant)
+
+    def _drop_old_logs(self, tenant: str) -> None:
+        left = MAX_LOGS_CHARS
+        for build in reversed(self._builds[tenant].values() if tenant in self._builds else ()):
+            if build.ended.is_set():
+                left -= build.log_chars
+                if left < 0:
+                    build.drop_log()
 
     def _fail(self, build: TemplateBuild, reason: str, step: int | None) -> None:
         build.flush()

@@ -2,8 +2,9 @@
 
 Owns in which forms a value is looked for: as it is, and as programs write it without meaning to hide it, such as in an
 `Authorization` header, a URL, JSON or a dump; and as a part of one, where Atoll itself has cut a text. A tool that
-means to hide one can: what it cuts, shifts or encrypts is not found. Not here: who may have a value at all (`configs.py`), and placeholders (`runtime/secrets/`). Used by
-`workspaces.py`, for results of tools before the model, the history, events and logs have them.
+means to hide one can: what it cuts, shifts or encrypts is not found. Not here: who may have a value at all
+(`configs.py`), and placeholders (`runtime/secrets/`). Used by `workspaces.py`, for results of tools before the model,
+the history, events and logs have them.
 """
 
 from __future__ import annotations

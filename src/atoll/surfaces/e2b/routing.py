@@ -68,6 +68,7 @@ ID_HEADER = "e2b-sandbox-id"
 PORT_HEADER = "e2b-sandbox-port"
 FILES_PATH = "/files"
 _WATCH_S = 1.0
+_WATCH_AFTER_S = 0.1
 _FORGET_S = 60.0
 _RECORDED = {
     ("POST", "/process.Process/Start"): "e2b_process_start",
@@ -106,7 +107,7 @@ class E2bSurface:
     @property
     def ports(self) -> SandboxPorts:
         """The ports of all sandboxes, for what serves host names."""
-        return SandboxPorts(self._reach, self._tokens)
+        return SandboxPorts(self._reach, self._is_ended, self._tokens)
 
     def listens_at(self, address: PreviewAddress) -> None:
         """The server listens: answers name this domain from now on."""
@@ -197,12 +198,14 @@ class E2bSurface:
         with anyio.CancelScope() as cancelling:
 
             async def watch() -> None:
-                while not connection["is_lost"]() and not await self._is_disabled(tenant.name):
-                    await anyio.sleep(_WATCH_S)  # noqa: ASYNC110 - neither is told of
+                has_to_end = False
+                while not has_to_end:
+                    await anyio.sleep(_WATCH_S)
+                    has_to_end = connection["is_lost"]() or await self._is_disabled(tenant.name)
                 connection["now"]()
                 cancelling.cancel()
 
-            timer = loop.call_later(_WATCH_S, lambda: watching.append(loop.create_task(watch())))
+            timer = loop.call_later(_WATCH_AFTER_S, lambda: watching.append(loop.create_task(watch())))
             try:
                 yield
             finally:
@@ -211,6 +214,15 @@ class E2bSurface:
                     task.cancel()
         while cancelling.cancelled_caught and (await receive())["type"] != "http.disconnect":
             pass
+
+    async def _is_ended(self, target: SandboxTarget) -> bool:
+        try:
+            await self._server.find_sandbox(sandbox_id(target.public_id) or "")
+        except Forbidden:
+            return True
+        except AtollError:  # what becomes of a connection to a sandbox that has ended, it says itself
+            pass
+        return False
 
     async def _is_disabled(self, tenant: str) -> bool:
         try:

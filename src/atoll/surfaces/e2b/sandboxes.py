@@ -418,8 +418,9 @@ class SandboxRoutes:
         record = before.model_copy(
             update={"network": {**kept, **asked.shown()}, "internet": asked.allow_internet_access}
         )
+        labels = record.labels(sandbox.info.labels)  # or it is refused, before anything has changed
         await caller.engine.set_network(sandbox.name, policy)
-        info = await caller.engine.update(sandbox.name, labels=record.labels(sandbox.info.labels))
+        info = await caller.engine.update(sandbox.name, labels=labels)
         await caller.server.events.record(caller.tenant.name, "updated", info, what="network")
         return Response(status_code=204)
 
