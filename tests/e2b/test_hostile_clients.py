@@ -117,8 +117,8 @@ def test_input_that_no_command_reads_is_dropped_when_its_client_leaves(server: R
             streamed.close()
         wait_for(lambda: descriptors(server) <= opened)
         held.append(memory_bytes(server))
-    # What one round took, the allocator may keep for the next: it is no more after the fourth.
-    assert held[-1] - held[0] < 100 * MIB, held
+    # What a round took, the allocator may keep for the next: two more take no more. Held, it would be 400 MiB.
+    assert held[-1] - held[1] < 150 * MIB, held
     stream.close()
     assert box.commands.kill(pid)
 
