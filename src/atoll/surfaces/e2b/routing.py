@@ -191,7 +191,7 @@ class E2bSurface:
     @asynccontextmanager
     async def _while_allowed(self, tenant: Tenant, scope: Scope, receive: Receive) -> AsyncIterator[None]:
         """The block is cancelled within two seconds when its client has left, and also when its tenant is disabled: its
-        connection is then cut off. What no client waits for would be held in memory for as long as the sandbox likes."""
+        connection is then cut off. What no client waits for would be held for as long as the sandbox likes."""
         connection = scope["extensions"][DISCONNECT]
         watching: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
