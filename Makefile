@@ -7,8 +7,8 @@ BIN := .venv/bin
 export PYTHON
 
 # Arguments for pytest: make test PYTEST_ARGS='-n 0 -x tests/attacks'
-# Workers: one more than the two cores of the smallest machine, as a worker waits for sandboxes half of its time.
-PYTEST_WORKERS ?= 3
+# Workers: two for each core of the smallest machine, as a worker waits for sandboxes most of its time.
+PYTEST_WORKERS ?= 4
 PYTEST_ARGS ?= -n $(PYTEST_WORKERS) --dist loadfile
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
@@ -77,7 +77,7 @@ test-vm: ## run a core of the tests in an emulated guest with systemd and cgroup
 	@scripts/bootstrap vm
 	@scripts/vm/test $(VM_PARTS)
 
-test-foreign: ## run the tests of frameworks of others in environments of their own; FOREIGN='NAME...' chooses
+test-foreign: ## run the tests of frameworks of others in environments of their own; FOREIGN='NAME...' chooses, FOREIGN=ci those of CI
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory programs WERROR=--werror
 	@scripts/foreign $(FOREIGN)

@@ -1,4 +1,4 @@
-"""What the newest E2B SDK takes against `atoll serve`: a sandbox, a command, a file, a cell."""
+"""What the newest E2B SDK takes against `atoll serve`: a sandbox, a command, a file, a cell; beside it, Docker."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import anyio.to_thread
 
 from atoll.testing.server import RunningServer
+from bench.baselines import Baselines
 from bench.lab import Lab
 from bench.results import Section, Spread, Target, Value, times
 
 HOW = """\
 `atoll serve` as a process of its own, and E2B's Python SDK, unmodified, in this one. Cold: `Sandbox.create` and
 `commands.run("true")` in it, until its result; warm: the same with a warm pool. The SDK runs each command in a login
-shell. A file of 100 MB is read whole, as bytes."""
+shell. A file of 100 MB is read whole, as bytes. Beside them, where an engine can be started, what Docker's SDKs do over
+its socket: create and start a container and run `true` in it, and `true` in a running one, without a shell."""
 CREATE_S, WARM_S, RUN_S, CODE_S, READ_BYTES_S = 0.060, 0.025, 0.010, 0.015, 200e6
+DOCKER_CREATE, DOCKER_RUN = "Docker over HTTP, create and run", "Docker over HTTP, exec true"
 COLD, WARM, RUN, CODE = "create and run, cold", "create and run, warm", 'commands.run("true")', 'run_code("1+1")'
 _FILE_BYTES = 100_000_000
 
@@ -27,6 +30,10 @@ async def measure(lab: Lab) -> Section:
     await anyio.to_thread.run_sync(server.start)
     try:
         samples, rate = await _measure(lab, server)
+        with Baselines(lab.scratch / "e2b") as baselines:
+            if baselines.docker is not None:
+                samples[DOCKER_CREATE] = [await baselines.docker.take_create() for _ in range(lab.amount(20, 4))]
+                samples[DOCKER_RUN] = [await baselines.docker.take_exec() for _ in range(lab.amount(100, 10))]
     finally:
         await anyio.to_thread.run_sync(server.stop)
     targets = [

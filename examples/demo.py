@@ -5,8 +5,12 @@ Creates sandboxes in a temporary state directory and removes everything at the e
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import anyio
 from examples import team_expenses, workflow
@@ -114,7 +118,9 @@ async def main() -> None:
             await workflow.play(engine, console)
             say("Code that calls tools", "One question, answered by calls of the model, and by code that it writes.")
             await team_expenses.Example(engine, console, team_expenses.choose_model()).compare()
-    say("Next", "atoll run -- python3 -c 'print(6 * 7)'      atoll create box && atoll shell box      atoll doctor")
+    program = "atoll" if shutil.which("atoll") else os.path.relpath(Path(sys.executable).with_name("atoll"))
+    next_steps = ("run -- python3 -c 'print(6 * 7)'", "create box", "shell box", "agent", "serve", "doctor")
+    say("Next", "\n".join(f"{program} {each}" for each in next_steps))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A sandbox agent of the OpenAI Agents SDK, whose sandbox is Atoll's.
 
-    python -m examples.integrations.openai_agents
+    python examples/integrations/openai_agents.py
 
 The model is scripted, so this runs offline; pass another model of the SDK to `play`.
 """

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         AtollError as AtollError,
         BudgetExceeded as BudgetExceeded,
         BuildFailed as BuildFailed,
+        BuildNotFound as BuildNotFound,
         BundleFailed as BundleFailed,
         BundleNotFound as BundleNotFound,
         CallerError as CallerError,
@@ -247,7 +248,7 @@ _HOMES = {
         PathIsDirectory PathNotDirectory PathNotFound PermissionDenied PortRefused ProcessNotFound
         ProjectConflict QuotaExceeded RateLimited RuntimeUnavailable SandboxDied SandboxError SandboxExists
         SandboxNotFound SandboxShutdown ScriptFailed ServerUnavailable TemplateNotFound TenantExists TenantNotFound
-        TooManyProcesses ToolCallError
+        TooManyProcesses ToolCallError BuildNotFound
         Unauthenticated Unenforceable UserNotFound VolumeExists VolumeNotFound WebhookNotFound
     """,
     "atoll.contract.model": """

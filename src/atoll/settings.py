@@ -167,7 +167,9 @@ class Settings(FrozenRequest):
             origin = origins[field]
             shown = f"{origin}: {field}" if "/" in origin else origin
             shortest = first.get("ctx", {}).get("min_length")
-            if not holds_secret(pydantic_model(cls).model_fields[field].annotation):
+            if first["input"] == "" and shortest is not None:
+                reason = f"{shown} is empty; give it a value, or unset it"
+            elif not holds_secret(pydantic_model(cls).model_fields[field].annotation):
                 reason = f"{shown}={first['input']!r}: {first.get('ctx', {}).get('error', first['msg'])}"
             elif shortest is not None:
                 reason = f"{shown} has fewer than {shortest} characters"

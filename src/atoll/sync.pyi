@@ -107,6 +107,7 @@ class Engine(Blocking):
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        sudo: bool = False,
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
@@ -387,6 +388,8 @@ class Files(Blocking):
         atomic: bool = True,
         parents: bool = True,
         exclusive: bool = False,
+        xattrs: Mapping[str, bytes] | None = None,
+        xattr_prefix: str | None = None,
         user: str | None = None,
     ) -> int: ...
     def write_text(
@@ -402,9 +405,13 @@ class Files(Blocking):
         exclusive: bool = False,
         user: str | None = None,
     ) -> int: ...
-    def stat(self, path: AnyPath, *, follow: bool = True, user: str | None = None) -> FileStat: ...
+    def stat(
+        self, path: AnyPath, *, follow: bool = True, xattr_prefix: str | None = None, user: str | None = None
+    ) -> FileStat: ...
     def exists(self, path: AnyPath, *, user: str | None = None) -> bool: ...
-    def list(self, path: AnyPath = ".", *, user: str | None = None) -> builtins.list[FileEntry]: ...
+    def list(
+        self, path: AnyPath = ".", *, xattr_prefix: str | None = None, user: str | None = None
+    ) -> builtins.list[FileEntry]: ...
     def mkdir(
         self, path: AnyPath, *, parents: bool = True, mode: int | None = None, user: str | None = None
     ) -> None: ...

@@ -29,7 +29,9 @@ channel = socket.socket(fileno=3)
 file = channel.makefile("rb")
 def send(message):
     channel.sendall(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\\n")
-file.readline()
+file.read(4)
+for _ in ("text", "bytecode"):
+    file.read(int(file.read(8)))
 nonce = json.loads(file.readline())["nonce"]
 def ready(**more):
     send({"t": "ready", "nonce": nonce, "version": "3", "errors": [], **more})

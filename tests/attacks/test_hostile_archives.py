@@ -160,7 +160,7 @@ MANIFESTS = {
     "without end": whole(first=member(b"atoll-sandbox.json", content=b" " * 2 * MIB)),
     "nested": whole(first=member(b"atoll-sandbox.json", content=b"[" * 500_000)),
     "of another format": whole(first=manifest(format="docker")),
-    "of a later version": whole(first=manifest(version=3)),
+    "of a later version": whole(first=manifest(version=4)),
     "with more": whole(first=manifest(memory="/etc/passwd")),
     "a name that leads up": whole(first=manifest(name="../../etc")),
     "a digest that leads up": whole(first=manifest(image={**ORIGIN, "digest": "sha256:../../../../etc"})),

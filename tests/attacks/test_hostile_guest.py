@@ -294,6 +294,35 @@ async def test_a_listing_that_cannot_be_is_refused(engine: Engine, install: Inst
             await sandbox.files.list("/")
 
 
+XATTRS = {
+    "too many": b"a\0" + struct.pack("<I", 5000) + bytes(5000),
+    "cut off": b"a\0\x01\0",
+    "overrunning": b"a\0" + struct.pack("<I", 2**32 - 1) + b"x",
+    "without an end of its name": b"a" * 100,
+    "without a name": b"\0" + struct.pack("<I", 0),
+}
+_ATTRIBUTES = [
+    (Tag.KIND, 1),
+    *((tag, 0) for tag in (Tag.SIZE, Tag.MODE, Tag.UID, Tag.GID, Tag.MTIME_NS)),
+]
+
+
+@FASTEST
+@pytest.mark.parametrize("what", XATTRS)
+async def test_extended_attributes_that_cannot_be_are_refused(engine: Engine, install: Install, what: str) -> None:
+    install(_answer(_end(*_ATTRIBUTES, (Tag.XATTRS, XATTRS[what]))))
+    async with await engine.create() as sandbox:
+        with anyio.fail_after(15), pytest.raises(GuestProtocolError):
+            await sandbox.files.stat("/etc/passwd", xattr_prefix="user.mine.")
+
+
+@FASTEST
+async def test_extended_attributes_that_nobody_asked_for_are_not_believed(engine: Engine, install: Install) -> None:
+    install(_answer(_end(*_ATTRIBUTES, (Tag.XATTRS, b"a\0" + struct.pack("<I", 1) + b"x"))))
+    async with await engine.create() as sandbox:
+        assert (await sandbox.files.stat("/etc/passwd")).xattrs == {}
+
+
 @FASTEST
 async def test_a_file_longer_than_was_asked_for_is_refused(engine: Engine, install: Install) -> None:
     install(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,9 @@ import anyio
 import pytest
 
 from atoll.builds import uploads
-from atoll.builds.builder import BuildOptions, build_template
-from atoll.builds.plan import BuildPlan, CopyStep, RunStep
+from atoll.builds.builder import BuildOptions, NoArchives, build_template
+from atoll.builds.dockerfile import parse_dockerfile
+from atoll.builds.plan import BuildPlan, CopyStep, EnvStep, RunStep
 from atoll.builds.uploads import UploadStore
 from atoll.contract.errors import BuildFailed, Conflict, InvalidRequest
 from atoll.contract.names import split_template
@@ -132,6 +134,37 @@ async def test_an_upload_is_bounded_and_only_hashes_are_names(tmp_path: Path, mo
     assert len(kept) == 2
     assert not store.has("other", kept[0] * 64)
     assert sum(each.stat().st_size for each in (tmp_path / "store" / "tenant").iterdir()) == 1400
+
+
+BIG = "x" * 60_000
+SLOW = {
+    "a brace that is never closed": "FROM host\nENV A=$B${" + "A" * 60_000,
+    "quotes that are never closed": "FROM host\nWORKDIR " + '"\\' * 30_000,
+    "many here-documents": "FROM host\nRUN " + "<< " * 20_000,
+    "many flags": "FROM host\nCOPY " + "--exclude=a " * 5_000 + "a b",
+    "one long word": f"FROM host\nCOPY {BIG} b/",
+    "many copies": f"FROM host\nENV A={BIG}\n" + "COPY $A b/\n" * 250,
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_a_hostile_dockerfile_is_read_in_little_time(text: str) -> None:
+    begun = time.process_time()
+    with suppress(BuildFailed):
+        parse_dockerfile(text, archive=NAME)
+    assert time.process_time() - begun < 2
+
+
+async def test_variables_that_grow_are_refused(engine: LocalEngine) -> None:
+    more = {f"V{number}": "$A$A$A$A" for number in range(256)}
+    text = f"FROM host\nENV A={BIG}\nENV " + " ".join(f"{name}={value}" for name, value in more.items())
+    with pytest.raises(BuildFailed, match=r"line 3: the variables of the build have \d+ characters"):
+        parse_dockerfile(text)
+    with pytest.raises(BuildFailed, match="the variables of the build have"):
+        parse_dockerfile(f"ARG A={BIG}\n" + "".join(f"ARG B{number}=$A$A\n" for number in range(20)) + "FROM host")
+    plan = BuildPlan(image="host", steps=(EnvStep(variables={"A": BIG}), EnvStep(variables=more)))
+    with pytest.raises(BuildFailed, match="step 2 of 2: the variables of the build have"):
+        await build_template(engine, plan, NoArchives(), name="x", tags=["default"])
 
 
 def test_names_of_templates_cannot_be_paths() -> None:

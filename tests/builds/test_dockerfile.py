@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.builds.dockerfile import instructions, parse_dockerfile
+from atoll.builds.dockerfile import instructions, parse_dockerfile, unused_arguments
 from atoll.builds.plan import ArgStep, CopyStep, EnvStep, RunStep, UserStep, WorkdirStep, expand
 from atoll.contract.errors import BuildFailed
 
@@ -137,3 +137,24 @@ def test_variables_are_expanded_as_docker_does() -> None:
             expand(text, known)
     with pytest.raises(BuildFailed, match="longer"):
         expand("$A" * 30_000, {"A": "x" * 1000})
+
+
+def test_copies_can_be_of_an_archive_that_was_uploaded() -> None:
+    text = "FROM host\nARG V=1\nENV D=dist-$V\nCOPY /a/*.txt $D ./b/\nADD --chown=1 . /c"
+    first, second = (step for step in parse_dockerfile(text, archive="cd" * 32).steps if isinstance(step, CopyStep))
+    assert (first.archive, first.sources, first.are_patterns) == ("cd" * 32, ("a/*.txt", "dist-1"), True)
+    assert (second.sources, second.destination, second.owner) == ((".",), "/c", "1")
+    with pytest.raises(BuildFailed, match="line 2: COPY --exclude needs the directory"):
+        parse_dockerfile("FROM host\nCOPY --exclude=a . /b", archive="cd" * 32)
+
+
+def test_a_variable_that_only_the_base_can_have_is_left_to_the_build() -> None:
+    plan = parse_dockerfile("FROM host\nENV A=${HOME:?is-needed}\nENV B=$A\nCOPY x${A} /", pack=packed)
+    assert plan.steps[0] == EnvStep(variables={"A": "${HOME:?is-needed}"})
+    with pytest.raises(BuildFailed, match=r"line 2: '\$\{HOME/a/b\}' cannot be expanded"):
+        parse_dockerfile("FROM host\nENV A=${HOME/a/b}")
+
+
+def test_build_arguments_that_nothing_declares_are_named() -> None:
+    text = "ARG A=1 B\nFROM host\nARG C"
+    assert unused_arguments(text, ["A", "B", "C", "D"]) == ["D"]

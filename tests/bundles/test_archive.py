@@ -144,7 +144,7 @@ RIGHT = {"name": "run", "entrypoint": "tools.main:run"}
         ({"tools": [RIGHT]}, "schema_version is missing"),
         ({"schema_version": 2, "tools": [RIGHT]}, "schema_version is 2; this server reads version 1"),
         ({"schema_version": 1}, "tools is missing"),
-        ({"schema_version": 1, "tools": []}, "tools: "),
+        ({"schema_version": 1, "tools": []}, "tools has 0 items; it may have no fewer than 1"),
         ({"schema_version": 1, "tools": [RIGHT, RIGHT]}, "two tools are named 'run'"),
         ({"schema_version": 1, "tools": [{**RIGHT, "name": "a b"}]}, "a tool cannot be called 'a b'; allowed are"),
         ({"schema_version": 1, "tools": [{**RIGHT, "entrypoint": "os:system"}]}, "'os:system' is no entrypoint"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from atoll.bundles.workspace import Workspace, WorkspaceInstance, WorkspaceSpec
 from atoll.contract.model import Limits
 from atoll.runtime.interface import Engine
 from atoll.testing.waiting import eventually
-from atoll.tools.tool import ImagePart, TextPart, ToolResult
+from atoll.tools.tool import ImagePart, MediaPart, TextPart, ToolResult
 from tests.bundles.making import manifest, packed, stored
 
 pytestmark = pytest.mark.runtimes("crun", "runsc")
@@ -181,12 +182,31 @@ async def test_parts_are_text_images_and_urls(workspace: Workspace) -> None:
     assert result.content == (
         TextPart(text="Here:"),
         ImagePart(data=PIXEL, mime_type="image/png"),
-        TextPart(text="[image] https://example.com/a.png"),
-        TextPart(text="[audio: audio/wav, 3 bytes] data:audio/wav;base64,AAAA…"),
-        TextPart(text="[document] https://example.com/a.pdf"),
+        MediaPart(kind="image", url="https://example.com/a.png"),
+        MediaPart(kind="audio", url="data:audio/wav;base64,AAAA"),
+        MediaPart(kind="document", url="https://example.com/a.pdf"),
         TextPart(text="[api] http://example.com/v1"),
         TextPart(text="[image: image/svg+xml, 6 bytes] data:image/svg+xml;base64,PHN2Zy8+…"),
         TextPart(text="[image: the data: URL is not base64]"),
+    )
+    assert (
+        "[audio: audio/wav, 3 bytes] data:audio/wav;base64,AAAA…\n[document] https://example.com/a.pdf" in result.text
+    )
+
+
+async def test_documents_that_are_text_are_text_and_what_no_model_takes_is_described(workspace: Workspace) -> None:
+    parts = [
+        {"kind": "document-url", "url": "data:text/markdown;base64," + base64.b64encode(b"# Head").decode()},
+        {"kind": "document-url", "url": "data:application/json;base64,/////w=="},
+        {"kind": "audio-url", "url": "data:audio/mp3;base64,AAAA"},
+        {"kind": "web-url", "url": "data:application/pdf;base64,AAAA"},
+    ]
+    result = await given(workspace, {"ok": True, "content": parts})
+    assert result.content == (
+        TextPart(text="# Head"),
+        TextPart(text="[document: application/json, 4 bytes] data:application/json;base64,/////w==…"),
+        MediaPart(kind="audio", url="data:audio/mpeg;base64,AAAA"),
+        TextPart(text="[web: application/pdf, 3 bytes] data:application/pdf;base64,AAAA…"),
     )
 
 
@@ -387,3 +407,63 @@ async def test_nothing_of_the_host_is_in_a_list_of_processes(workspace: Workspac
     shown = (await (await workspace.engine.get("calls")).exec("ps axww -o args")).stdout
     assert max(len(line) for line in shown.splitlines()) < 2000
     assert str(tmp_path) not in shown
+
+
+# ----------------------------------------------------------------------------------------- what waits for the next call
+
+
+PROCESSES = """
+import os
+parents = {}
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        if "\\0#atoll-dispatcher" in open(f"/proc/{pid}/cmdline").read():
+            parents[int(pid)] = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    except OSError:
+        pass
+chain, (found,) = [], [pid for pid in parents if parents[pid] not in parents]
+while found:
+    chain.append(found)
+    found = next((pid for pid in parents if parents[pid] == found), 0)
+print(*chain)
+"""
+
+
+async def waiting_chain(workspace: Workspace) -> list[str]:
+    """The dispatcher, the template, and the monitor and the call that wait for a request."""
+    box = await workspace.engine.get("calls")
+    chain: list[str] = []
+
+    async def is_whole() -> bool:
+        chain[:] = (await box.exec(["python3", "-c", PROCESSES])).stdout.split()
+        return len(chain) == 4
+
+    await eventually(is_whole, "a process waits for the next call", bound_s=20)
+    return chain
+
+
+async def test_a_process_that_waits_for_the_next_call_makes_it_and_another_waits_then(workspace: Workspace) -> None:
+    assert (await call(workspace, "say")).content == "said"
+    before = await waiting_chain(workspace)
+    assert (await call(workspace, "say")).content == "said"
+    after = await waiting_chain(workspace)
+    assert before[:2] == after[:2]
+    assert not {*before[2:]} & {*after[2:]}
+
+
+@pytest.mark.parametrize("place", [1, 2, 3], ids=["template", "monitor", "call"])
+async def test_a_waiting_process_that_is_killed_costs_no_call(workspace: Workspace, place: int) -> None:
+    assert (await call(workspace, "say")).content == "said"
+    chain = await waiting_chain(workspace)
+    box = await workspace.engine.get("calls")
+    await box.exec(["kill", "-9", chain[place]])
+
+    async def is_gone() -> bool:
+        # One that nothing has waited for yet is still there by its number.
+        gone = chain[1:2] if place == 1 else chain[2:]
+        return not (await box.exec(["grep", "-l", "^State:.[^ZX]", *(f"/proc/{pid}/status" for pid in gone)])).stdout
+
+    await eventually(is_gone, "it is gone", bound_s=20)
+    assert (await call(workspace, "say")).content == "said"
+    assert (await call(workspace, "say")).content == "said"
+    assert (await waiting_chain(workspace))[0] == chain[0]

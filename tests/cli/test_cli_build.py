@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from atoll.testing.waiting import wait_until
 from tests.cli.driving import Atoll
-
-pytestmark = pytest.mark.local
 
 
 @pytest.fixture
@@ -50,6 +50,10 @@ def test_a_template_is_built_listed_used_and_removed(atoll: Atoll, root: Path) -
         assert b"line 1: FROM scratch" in atoll("build", _dockerfile(root, "FROM scratch"), "-t", "x", status=1).stderr
         failed = atoll("build", _dockerfile(root, "FROM host\nRUN echo why; exit 4"), "-t", "x", status=1)
         assert b"step 1 of 1: RUN echo why; exit 4 failed with exit code 4:\nwhy" in failed.stderr
+        wants = "FROM host\nRUN curl --fail --silent --show-error http://example.com/ >&2"
+        offline = atoll("build", _dockerfile(root, wants), "-t", "x", status=1)
+        assert b"hint: no connection leaves a step unless --allow allows it" not in failed.stderr
+        assert b"hint: no connection leaves a step unless --allow allows it" in offline.stderr
         assert b"--name is missing" in atoll("build", str(root), status=2).stderr
         atoll("build", str(root), "--name", "../x", status=2)
         atoll("run", "--image", "template:unknown", "--", "true", status=125)
@@ -63,6 +67,7 @@ def _dockerfile(root: Path, text: str) -> str:
     return str(root / "other.Dockerfile")
 
 
+@pytest.mark.local  # of a server's, the server ends what is left
 def test_a_build_that_is_killed_leaves_no_sandbox(atoll: Atoll, root: Path) -> None:
     try:
         started = atoll.start("build", _dockerfile(root, "FROM host\nRUN echo begun; sleep 1000"), "-t", "x")
@@ -71,6 +76,34 @@ def test_a_build_that_is_killed_leaves_no_sandbox(atoll: Atoll, root: Path) -> N
         started.process.kill()
         started.wait()
         wait_until(lambda: atoll.names() == [], "its sandbox is removed")
+    finally:
+        _clean(atoll)
+
+
+def test_ctrl_c_ends_a_build_wherever_it_runs(atoll: Atoll, root: Path) -> None:
+    try:
+        started = atoll.start("build", _dockerfile(root, "FROM host\nRUN echo begun; sleep 1000"), "-t", "x")
+        wait_until(lambda: any(name.endswith(".step") for name in atoll.names()), "its sandbox runs")
+        started.process.send_signal(signal.SIGINT)
+        started.wait()
+        wait_until(lambda: atoll.names() == [], "its sandbox is removed")
+        assert atoll.json("templates", "ls", "--json") == []
+    finally:
+        _clean(atoll)
+
+
+def test_more_of_the_command_line(atoll: Atoll, root: Path) -> None:
+    try:
+        done = atoll("build", str(root), "-f", "-", "-t", "x", "--build-arg", "TYPO=1", input=b"FROM host\nRUN true\n")
+        assert b"warning: no ARG of the Dockerfile is named TYPO: --build-arg has no effect" in done.stderr
+        again = atoll.json("build", str(root), "-f", "-", "-t", "x", "--json", input=b"FROM host\nRUN true\n")
+        assert again["cached_steps"] == [1]
+        assert atoll.text("templates", "tag", "x", "v1", "v2") == "x:v1\nx:v2\n"
+        failed = atoll("build", _dockerfile(root, "FROM host\nRUN echo why; exit 4"), "-t", "x", "--json", status=1)
+        error = json.loads(failed.stdout or failed.stderr)["error"]
+        assert (error["code"], error["details"]["step"]) == ("build_failed", 1)
+        offline = "FROM host\nRUN python3 -c 'import socket; socket.getaddrinfo(\"example.com\", 80)'"
+        assert b"--allow registries" in atoll("build", _dockerfile(root, offline), "-t", "x", status=1).stderr
     finally:
         _clean(atoll)
 

@@ -34,6 +34,20 @@ def test_the_example_is_checked_and_its_tool_called(atoll: Atoll, example: Path)
     assert atoll.json("ls", "--json") == atoll.json("checkpoints", "--json") == atoll.json("volumes", "--json") == []
 
 
+def test_the_value_of_a_secret_is_shown_as_on_a_server(atoll: Atoll, example: Path) -> None:
+    (example / "tools" / "read_page.py").write_text(
+        "import os\n\n\ndef run(args):\n    print('log', os.environ['SHOP_KEY'])\n"
+        "    return {'ok': True, 'content': os.environ['SHOP_KEY']}\n"
+    )
+    atoll.env["SHOP_KEY"] = "sk_shop_12345678"
+    try:
+        called = atoll("bundle", "check", str(example), "--tool", "read_page", "--secret-env", "SHOP_KEY")
+    finally:
+        del atoll.env["SHOP_KEY"]
+    assert called.stdout == b"[the secret SHOP_KEY]\n"
+    assert b"| log [the secret SHOP_KEY]" in called.stderr
+
+
 def test_what_is_wrong_with_a_bundle_is_said(atoll: Atoll, example: Path) -> None:
     refused = atoll("bundle", "check", str(example), "--tool", "read_page", status=1)
     assert refused.stdout == b"path must be a string\n"

@@ -91,6 +91,21 @@ def test_a_program_sends_the_results_of_calls(atoll: Atoll, config: str, tmp_pat
     assert atoll.text("chat", config, *given) == "You saw: it is calm.\n"
 
 
+def test_conversations_are_listed_and_what_is_no_id_of_one_is_said_to_be_none(atoll: Atoll, config: str) -> None:
+    assert b"no conversations; `atoll chat" in atoll("chat", config, "--list").stderr
+    talk = atoll("chat", config, "Hello").stderr.decode().strip().rpartition(" ")[2]
+    (listed,) = atoll.json("chat", config, "--list", "--json")
+    assert (listed["id"], listed["status"]) == (talk, "done")
+    header, row = atoll.text("chat", config, "--list").splitlines()
+    assert header.split() == ["CONVERSATION", "LAST", "TURN", "UPDATED"]
+    assert row.split()[:2] == [talk, "done"]
+    refused = atoll("chat", config, "Hello", "--conversation", "123", status=2).stderr.decode()
+    assert "'123' is not the id of a conversation, such as 01a1ed9d-c3b5-7d27-9f97-1c333b66f9c5" in refused
+    assert f"`atoll chat {config} --list` lists them" in refused
+    assert b"--list takes no message" in atoll("chat", config, "Hello", "--list", status=2).stderr
+    assert b"no agent config has the id 'nope'" in atoll("chat", "nope", "--list", status=1).stderr
+
+
 def test_on_a_terminal_the_user_is_asked_for_the_results(atoll: Atoll, config: str) -> None:
     terminal = atoll.terminal("chat", config)
     terminal.read_until(b"> ")

@@ -100,6 +100,16 @@ def test_a_sandbox_that_is_unused_is_paused_after_the_time_that_was_asked_for(at
     assert atoll.text("exec", name, "--", "echo", "on") == "on\n"
 
 
+def test_a_sandbox_has_sudo_if_it_was_asked_for(atoll: Atoll) -> None:
+    name = atoll.create("--sudo")
+    assert atoll.json("inspect", name)["sudo"] is True
+    assert atoll.text("exec", name, "--", "sudo", "id", "-un") == "root\n"
+    assert atoll.text("run", "--sudo", "-c", "id -un; sudo id -un") == "user\nroot\n"
+    without = atoll.create()
+    assert atoll.json("inspect", without)["sudo"] is False
+    assert atoll("exec", without, "--", "sudo", "id", "-un", status=None).returncode != 0
+
+
 def test_a_name_of_a_process_cannot_steer_the_terminal(atoll: Atoll, box: str) -> None:
     atoll("exec", box, "--detach", "-c", "exec -a $'\\e[2Jevil\\nrow' sleep 1000")
     text = atoll.text("ps", box)
@@ -274,6 +284,14 @@ def test_a_sandbox_whose_record_cannot_be_read_is_listed_with_the_reason_and_rem
     assert f"`atoll rm {id}` removes it" in atoll("gc").stderr.decode()
     assert atoll.text("rm", name) == f"{name}\n"
     assert atoll.json("gc", "--json")["unreadable"] == {}
+
+
+@pytest.mark.local("a server refuses these labels of a client")
+def test_labels_of_a_server_are_in_no_table(atoll: Atoll) -> None:
+    name = atoll.create("--label", "team=search", "--label", "atoll.dev/record=abc")
+    assert "team=search" in atoll.text("ls", "--label", "team")
+    assert "atoll.dev" not in atoll.text("ls") + atoll.text("stat", name)
+    assert atoll.json("inspect", name)["labels"] == {"team": "search", "atoll.dev/record": "abc"}
 
 
 def test_labels_and_lifetime_are_shown_filtered_by_and_changed(atoll: Atoll, box: str) -> None:

@@ -119,6 +119,13 @@ def test_the_output_may_be_a_socket_that_is_read_slowly(atoll: Atoll, box: str) 
         assert process.wait(60) == 0
 
 
+def test_with_and_without_an_engine_sudo_works_where_it_was_asked_for(atoll: Atoll) -> None:
+    name = atoll.create("--sudo")
+    assert atoll.text("exec", name, "--", "sudo", "id", "-u") == "0\n"
+    with with_engine(atoll):
+        assert atoll.text("exec", name, "--", "sudo", "id", "-u") == "0\n"
+
+
 def test_a_paused_sandbox_is_resumed_by_a_command(atoll: Atoll, box: str) -> None:
     atoll("pause", box)
     assert atoll.text("exec", box, "--", "echo", "on") == "on\n"

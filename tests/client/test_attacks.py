@@ -63,9 +63,12 @@ async def close_code(socket: ClientConnection) -> int | None:
         encode_frame(FrameType.HELLO, 0),
         encode_frame(FrameType.OPEN, 1, encode_open(Op.PS, encode_fields(((Tag.IDLE, 1),)))),
         encode_frame(FrameType.OPEN, 1, encode_open(Op.READ, b"", 2**40)),
+        encode_frame(
+            FrameType.OPEN, 1, encode_open(Op.SPAWN, encode_fields(((Tag.SHELL, "true"), (Tag.SUDO, "user"))))
+        ),
         b"\xff" * 300,
     ],
-    ids=["freeze", "shutdown", "reconfigure", "hello", "idle", "window", "garbage"],
+    ids=["freeze", "shutdown", "reconfigure", "hello", "idle", "window", "sudo", "garbage"],
 )
 async def test_frames_that_only_the_servers_machine_may_send_end_the_tunnel_alone(
     server: ServerProcess, victim: Sandbox, sent: bytes

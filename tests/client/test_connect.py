@@ -130,6 +130,17 @@ async def test_what_is_about_the_servers_machine_says_where_it_is_shown(remote: 
         await remote.images.import_(Path("x.tar"), "team/tools:1")
 
 
+async def test_sudo_is_asked_for_and_used_through_a_server(remote: Engine, box: Sandbox) -> None:
+    assert (await box.exec("sudo id -u")).exit_code != 0
+    await remote.check_options({"sudo": True})
+    async with await remote.create(sudo=True) as sandbox:
+        assert sandbox.info.sudo
+        assert (await sandbox.exec("sudo id -u")).stdout == "0\n"
+        (fork,) = await sandbox.fork()
+        async with fork:
+            assert (await fork.exec("sudo id -u")).stdout == "0\n"
+
+
 async def test_an_ephemeral_sandbox_ends_with_the_client_that_made_it(server: ServerProcess, remote: Engine) -> None:
     async with connect(server.url, server.key) as engine:
         sandbox = await engine.create("passing", ephemeral=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
+import playwright
 import pytest
 
-from atoll import Engine, InvalidRequest
+from atoll import Engine, InvalidRequest, Mount
 from atoll.code.messages import CallMessage
 from atoll.code.session import CodeSession
 from tests.code.test_session import STUBS, Handler, error, handler, printed
@@ -324,3 +326,51 @@ async def test_an_image_without_node_is_refused(kernel: CodeSession) -> None:
         await CodeSession.start(kernel.sandbox, Handler(), stubs=STUBS, language="javascript", interpreter="node9")
     with pytest.raises(InvalidRequest, match="there is no language 'cobol'"):
         await CodeSession.start(kernel.sandbox, Handler(), stubs=STUBS, language="cobol")  # type: ignore[arg-type]
+
+
+# ---- TypeScript
+
+TYPED = """
+interface Point { x: number; y?: number }
+const far: Point = { x: 7 };
+function sub<T extends Point>(a: T, b: Point): number { return a.x - b.x }
+await Promise.resolve(sub(far, { x: 5 } as Point));
+"""
+
+
+async def of_typescript(session: CodeSession, code: str) -> tuple[list[str], str]:
+    """The value of a cell of TypeScript, and the message of its error."""
+    outcome = await session.run(code, timeout_s=60, is_typescript=True)
+    assert outcome.stderr.text()[0] == ""
+    return [part.data["text/plain"] for part in outcome.parts], outcome.error.message if outcome.error else ""
+
+
+async def test_types_are_taken_off_by_a_node_that_can(engine: Engine) -> None:
+    newer = Path(playwright.__file__).parent / "driver/node"  # the image's own may be older
+    async with await engine.create(mounts=[Mount(source=str(newer.parent), target="/opt/node")]) as sandbox:
+        session = await CodeSession.start(
+            sandbox, Handler(), stubs=STUBS, language="javascript", interpreter="/opt/node/node"
+        )
+        assert await of_typescript(session, TYPED) == (["2"], "")
+        assert await of_typescript(session, "far.x satisfies number") == (["7"], "")
+        assert (await of_typescript(session, "let x: = 5"))[1]
+        assert "the package typescript" in (await of_typescript(session, "enum E { A }"))[1]
+        assert await shown(session, "sub(far, far)") == "0"
+
+
+async def test_types_are_taken_off_by_the_package_typescript(engine: Engine) -> None:
+    compiler = Path(__file__).parents[2] / "clients/typescript/node_modules/typescript"
+    target = "/opt/work/node_modules/typescript"
+    async with await engine.create(mounts=[Mount(source=str(compiler), target=target)]) as sandbox:
+        session = await CodeSession.start(sandbox, Handler(), stubs=STUBS, language="javascript", cwd="/opt/work")
+        assert await of_typescript(session, TYPED) == (["2"], "")
+        assert await of_typescript(session, "enum E { A = 4 }\nE.A") == (["4"], "")
+        assert (await of_typescript(session, "let x: = 5"))[1]
+
+
+async def test_without_what_can_take_types_off_the_cell_says_so(kernel: CodeSession) -> None:
+    if await shown(kernel, "typeof require('node:module').stripTypeScriptTypes") == "'function'":
+        assert await of_typescript(kernel, TYPED) == (["2"], "")
+    else:
+        assert "Write JavaScript instead" in (await of_typescript(kernel, TYPED))[1]
+    assert await shown(kernel, "1 + 1") == "2"

@@ -161,6 +161,9 @@ async def test_charts_of_other_types_have_their_data(kernel: CodeSession) -> Non
     assert [(each["label"], round(each["angle"])) for each in data["elements"]] == [("p", 90), ("q", 270)]
     data = await chart(kernel, "plt.boxplot([[1, 2, 3, 10], [2, 3, 4]])")
     assert (data["type"], data["elements"][0]["median"], data["elements"][0]["outliers"]) == ("box", 2.5, [10])
+    twice = "b = [[1, 2, 3], [2, 3, 4]]; plt.boxplot(b); plt.boxplot(b, patch_artist=True)"
+    data = await chart(kernel, f"{twice}; plt.boxplot([[5]], positions=[9])")
+    assert [each["median"] for each in data["elements"]] == [2.0, 3.0, 5.0]
     data = await chart(kernel, "plt.imshow([[1, 2], [3, 4]]); plt.colorbar()")
     assert (data["type"], data["elements"]) == ("other", [])
     data = await chart(
@@ -248,3 +251,46 @@ async def test_without_ipython_magics_say_what_to_write_instead(bare: CodeSessio
     failed = (await error(bare, "print('50%'\nx = 1 % 2")).error
     assert failed is not None
     assert "IPython" not in failed.message
+
+
+IMAGE = "from PIL import Image\nimage = Image.new('RGB', (4, 4), 'red')\n"
+
+
+async def test_an_image_that_the_code_shows_is_shown_and_one_that_it_saves_is_not(kernel: CodeSession) -> None:
+    (image,) = await parts(kernel, f"{IMAGE}image.show()")
+    assert b64decode(image["image/png"]).startswith(b"\x89PNG")
+    assert await parts(kernel, f"{IMAGE}image.save('/tmp/saved.png')") == []
+
+
+async def test_code_of_e2b_clients_is_shown_tables_and_images_that_it_saves(kernel: CodeSession) -> None:
+    env = {"PYTHONPATH": "/opt/packages", "E2B_SANDBOX": "true"}
+    session = await CodeSession.start(kernel.sandbox, Handler(), stubs=STUBS, env=env)
+    (image,) = await parts(session, f"{IMAGE}image.save('/tmp/saved.png')")
+    assert b64decode(image["image/png"]).startswith(b"\x89PNG")
+    (figure,) = await parts(
+        session, "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.savefig('/tmp/figure.png')\nNone"
+    )
+    assert figure[CHART]["type"] == "line"
+    # In place of pandas, which these tests do not have: what is used of it.
+    table = """
+import sys, types, datetime
+class NotATime:
+    isoformat = lambda self: "NaT"
+pandas = sys.modules["pandas"] = types.SimpleNamespace(NaT=NotATime())
+class Column(list):
+    tolist = lambda self: list(self)
+class DataFrame:
+    columns, rows = ["a", 2], [(1, datetime.date(2026, 1, 2)), (float("nan"), None), (2, pandas.NaT)]
+    size = 6
+    iloc = property(lambda self: self)
+    def __getitem__(self, key): return Column(row[key[1]] for row in self.rows)
+    def __repr__(self): return "a table"
+pandas.DataFrame = DataFrame
+DataFrame()
+"""
+    (shown,) = await parts(session, table)
+    data = {"a": [1, None, 2], "2": ["2026-01-02", None, None]}
+    assert shown == {"application/vnd.atoll.data+json": data, "text/plain": "a table"}
+    (large,) = await parts(session, "DataFrame.size = 10**9\nDataFrame()")
+    assert large == {"text/plain": "a table"}
+    await session.aclose()

@@ -116,6 +116,21 @@ async def test_the_value_of_the_last_expression_is_shown(kernel: CodeSession) ->
     assert (await kernel.run("await echo('v')")).parts[0].data == {"text/plain": "'v'"}
 
 
+async def test_a_cell_may_be_indented_as_a_whole(kernel: CodeSession) -> None:
+    code = "\n    # of a text in a function\n    total = 0\n    for i in range(3):\n        total += i\n    total\n    "
+    outcome = await kernel.run(code, timeout_s=30)
+    assert outcome.error is None, outcome.error.traceback
+    assert [part.data["text/plain"] for part in outcome.parts] == ["3"]
+    for code, type, line in (
+        ("    x = 1\n    1 / 0", "ZeroDivisionError", 2),
+        ("x = 1\n    y = 2", "IndentationError", 2),
+        ("    x = 1\n  y = 2", "IndentationError", 2),
+    ):
+        failed = (await kernel.run(code, timeout_s=30)).error
+        assert failed is not None
+        assert (failed.type, failed.line) == (type, line)
+
+
 async def test_text_of_many_lines_stays_intact(kernel: CodeSession) -> None:
     text = "a = '''one\n  two\n\n\\n three'''\nprint(a)\nif True:\n    print('''\n  x\n''')"
     assert await printed(kernel, text) == "one\n  two\n\n\n three\n\n  x\n\n"

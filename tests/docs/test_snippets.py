@@ -164,7 +164,7 @@ def test_public_names_are_exactly_these() -> None:
     RateLimited RefusedChange RegisteredTool Result RetryEvent RichPart Role RuntimeUnavailable Sandbox SandboxDied
     SandboxError SandboxExists SandboxInfo SandboxNotFound SandboxPool SandboxShutdown ScriptFailed Secret
     ServerUnavailable Settings StorageInfo StoredApprovals SystemProcess TaskEvent Tasks Template TemplateNotFound
-    TemplateStore TemplateVersion Templates TenantExists TenantNotFound
+    TemplateStore TemplateVersion Templates TenantExists TenantNotFound BuildNotFound
     TextEvent ThinkingEvent Tokens TooManyProcesses Tool ToolCallError ToolCallEvent ToolCallerType ToolRegistry
     ToolResult ToolResultEvent ToolSet Truncation Unauthenticated Unenforceable Usage UsageEvent UserNotFound Volume
     VolumeExists VolumeNotFound VolumeStore Volumes WarmPool WebhookNotFound code_tool coding_tools connect export

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import time
 from typing import Any
 
 import httpx2
 import websockets.sync.client
-from e2b import Sandbox
+from e2b import Sandbox, SandboxNetworkOpts, SandboxState
 
 from atoll.testing.waiting import BOUND_S
 
@@ -42,6 +43,24 @@ async def main():
 asyncio.run(main())
 """
 
+ECHO_TLS = """
+import http.server, ssl
+class Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        body = self.headers["Host"].encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8443), Echo)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("cert.pem", "key.pem")
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print("ready", flush=True)
+server.serve_forever()
+"""
+
 
 def resolve_here(host: Any, *args: Any, **options: Any) -> Any:
     """As where the names below the domain lead to the server."""
@@ -64,3 +83,39 @@ with Sandbox.create(timeout=120) as box:
         assert connected.recv(timeout=BOUND_S) == "hello"
     closed = httpx2.get(f"https://{box.get_host(9)}/", verify=trusted, timeout=BOUND_S)
     assert (closed.status_code, closed.json()["port"]) == (502, 9)
+
+network: SandboxNetworkOpts = {"mask_request_host": "${PORT}.inside.example:81", "https_ports": [8443]}
+with Sandbox.create(timeout=120, network=network) as box:
+    box.files.write("echo.py", ECHO)
+    box.files.write("echo_tls.py", ECHO_TLS)
+    box.commands.run(
+        "openssl req -x509 -newkey rsa:2048 -keyout key.pem -out cert.pem -days 1 -nodes -subj /CN=localhost"
+    )
+    for program in ("echo.py", "echo_tls.py"):
+        assert next(iter(box.commands.run(f"python3 {program}", background=True)))[0] == "ready\n"
+    with httpx2.Client(verify=trusted, timeout=BOUND_S) as client:
+        for port in (8000, 8443, 8000):  # over one connection of the client, and others inside
+            assert client.get(f"https://{box.get_host(port)}/").text == f"{port}.inside.example:81"
+    shown = box.get_info().network
+    assert shown["mask_request_host"] == "${PORT}.inside.example:81"
+    assert shown["https_ports"] == [8443]
+
+# A port that speaks no TLS, though it was said to.
+with Sandbox.create(timeout=120, network={"https_ports": [8000]}) as box:
+    box.files.write("echo.py", ECHO)
+    assert next(iter(box.commands.run("python3 echo.py", background=True)))[0] == "ready\n"
+    refused = httpx2.get(f"https://{box.get_host(8000)}/", verify=trusted, timeout=BOUND_S)
+    assert (refused.status_code, refused.json()["port"]) == (502, 8000)
+
+with Sandbox.create(timeout=120, lifecycle={"on_timeout": "pause", "auto_resume": True}) as box:
+    box.files.write("echo.py", ECHO)
+    assert next(iter(box.commands.run("python3 echo.py", background=True)))[0] == "ready\n"
+    box.set_timeout(1)
+    until = time.monotonic() + BOUND_S
+    while box.get_info().state != SandboxState.PAUSED:
+        assert time.monotonic() < until, "it was not paused at the end of its time-out"
+        time.sleep(0.05)
+    host = box.get_host(8000)
+    assert httpx2.get(f"https://{host}/", verify=trusted, timeout=BOUND_S).text == host  # the program is still there
+    assert box.get_info().state == SandboxState.RUNNING
+    assert box.get_info().end_at is not None

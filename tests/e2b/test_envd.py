@@ -58,6 +58,19 @@ def test_a_command_has_output_an_environment_and_an_exit_code(box: Sandbox) -> N
         box.commands.run("true", user="nobody-of-this-name")
 
 
+def test_the_user_has_sudo_without_a_password(box: Sandbox) -> None:
+    assert box.commands.run("sudo -n id -u").stdout == "0\n"
+    assert box.commands.run("echo line | sudo tee -a /etc/of-root; stat -c %U /etc/of-root").stdout == "line\nroot\n"
+    # As at E2B, a command's own variables are not root's.
+    assert box.commands.run('sudo sh -c "echo [$OWN][\\$OWN]"', envs={"OWN": "1"}).stdout == "[1][]\n"
+    with pytest.raises(CommandExitException) as failed:
+        box.commands.run("sudo sh -c 'exit 4'")
+    assert failed.value.exit_code == 4
+    with pytest.raises(TimeoutException):
+        box.commands.run("sudo bash -c 'exec -a late-of-root sleep 1000'", timeout=0.5)
+    wait_for(lambda: "late-of-root 1000" not in box.commands.run("ps -eo args").stdout)
+
+
 def test_a_time_out_kills_the_command(box: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         box.commands.run("exec -a late sleep 1000", timeout=0.5)
@@ -189,7 +202,91 @@ def test_files_fail_as_the_sdk_expects(box: Sandbox) -> None:
     with pytest.raises(InvalidArgumentException):
         box.files.make_dir("plain")
     with pytest.raises(SandboxException, match="501"):
-        box.files.write("plain", "", metadata={"a": "b"})
+        box.files.write("/proc/self/comm", "", metadata={"a": "b"})
+    box.files.write("/proc/self/comm", "name")
+
+
+@pytest.mark.parametrize("use_octet_stream", [False, True])
+def test_metadata_stay_with_a_file_until_it_is_written_again(box: Sandbox, use_octet_stream: bool) -> None:
+    metadata = {"author": "someone", "text": 'printable, with spaces & = / "quotes"'}
+    large = "x" * 2_000_000
+    box.files.remove("renamed")
+    for content in ("small", large):
+        written = box.files.write("described", content, metadata=metadata, use_octet_stream=use_octet_stream)
+        assert written.metadata == metadata
+        assert box.files.get_info("described").metadata == metadata
+    assert box.files.rename("described", "renamed/described").metadata == metadata
+    assert [each.metadata for each in box.files.list("renamed")] == [metadata]
+    box.commands.run(
+        "ln -s described renamed/link; setfattr -n user.e2b.more -v one renamed/described || "
+        'python3 -c \'import os; os.setxattr("renamed/described", "user.e2b.more", b"one")\''
+    )
+    assert box.files.get_info("renamed/link").metadata == {**metadata, "more": "one"}
+    box.files.write("renamed/described", "", metadata={"author": "another"})
+    assert box.files.get_info("renamed/described").metadata == {"author": "another"}
+    assert box.files.write("renamed/described", "").metadata is None
+    assert box.files.get_info("renamed/described").metadata is None
+    roots = box.files.write("/opt/described", "x", metadata=metadata)
+    assert (roots.metadata, box.files.get_info("/opt/described").owner) == (metadata, "user")
+
+
+def test_metadata_that_programs_inside_have_made_no_text_are_not_shown(box: Sandbox) -> None:
+    code = (
+        "import os; p = '/dev/shm/odd'; open(p, 'w').close(); e = b'user.e2b.'\n"
+        "for name, value in ((b'no-text', b'\\xff'), (b'\\xff', b'v'), (b'large', b'x' * 20000), (b'fine', b'v')):\n"
+        "    os.setxattr(p, e + name, value)"
+    )
+    box.files.write("/tmp/odd.py", code)
+    box.commands.run("python3 /tmp/odd.py")
+    assert box.files.get_info("/dev/shm/odd").metadata == {"fine": "v"}
+    assert [each.metadata for each in box.files.list("/dev/shm") if each.name == "odd"] == [{"fine": "v"}]
+
+
+def test_metadata_are_limited_and_checked_before_anything_is_written(box: Sandbox, server: RunningServer) -> None:
+    headers = {"E2b-Sandbox-Id": box.sandbox_id, "X-Access-Token": str(box._envd_access_token)}
+    headers["Content-Type"] = "application/octet-stream"
+    for name, value in (
+        ("X-Metadata-", "no key"),
+        ("X-Metadata-" + "k" * 247, "v"),
+        ("X-Metadata-Key", "v" * 4096),
+        ("X-Metadata-Key", "not ascii: \xe9"),
+        ("X-Metadata-Key", "a\tb"),
+    ):
+        given = [(key.encode(), each.encode("latin-1")) for key, each in [*headers.items(), (name, value)]]
+        answer = httpx2.post(f"{server.url}/files?path=unwritten", content=b"x", headers=given, timeout=BOUND_S)
+        assert answer.status_code == 400, (name, answer.text)
+    assert not box.files.exists("unwritten")
+
+
+def test_files_are_put_together_in_order(box: Sandbox, server: RunningServer) -> None:
+    headers = {"E2b-Sandbox-Id": box.sandbox_id, "X-Access-Token": str(box._envd_access_token)}
+
+    def compose(*sources: str, destination: str, **more: str) -> httpx2.Response:
+        body = {"source_paths": sources, "destination": destination, **more}
+        return httpx2.post(f"{server.url}/files/compose", json=body, headers=headers, timeout=BOUND_S)
+
+    parts = {f"part-{i}": bytes([65 + i]) * 700_000 for i in range(3)}
+    for name, content in parts.items():
+        box.files.write(name, content)
+    box.files.write("whole/file", "before", metadata={"a": "b"})
+    answer = compose(*parts, destination="whole/file")
+    assert answer.json() == {"path": "/home/user/whole/file", "name": "file", "type": "file"}
+    assert box.files.read("whole/file", format="bytes") == b"".join(parts.values())
+    assert box.files.get_info("whole/file").metadata is None
+    assert not any(map(box.files.exists, parts))
+    box.files.write("one", "1")
+    assert compose("one", destination="/opt/composed/file").status_code == 200
+    assert box.files.get_info("/opt/composed/file").owner == "user"
+    for sources, destination, status in (
+        (["whole/file", "missing"], "other", 404),
+        (["whole"], "other", 400),
+        (["whole/file"], "whole/file", 400),
+        ([], "other", 400),
+        (["whole/file"], "", 400),
+    ):
+        assert compose(*sources, destination=destination).status_code == status
+    assert compose("whole/file", destination="other", username="nobody-here").status_code == 401
+    assert (box.files.exists("whole/file"), box.files.exists("other")) == (True, False)
 
 
 def test_what_is_roots_can_be_written_and_is_then_the_users(box: Sandbox) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 
@@ -95,11 +96,38 @@ def test_contexts_have_variables_and_a_directory_of_their_own(box: Sandbox) -> N
 
 def test_other_languages_run_or_say_that_they_do_not(box: Sandbox) -> None:
     assert box.run_code("echo $((1 + 1))", language="bash").logs.stdout == ["2\n"]
-    for language in ("r", "java", "typescript"):
+    typed = box.run_code("const x: number = 1", language="ts")
+    assert typed.error is None or "Write JavaScript instead" in typed.error.value
+    assert box.create_code_context(language="typescript").language == "typescript"
+    for language in ("r", "java", "deno"):
         with pytest.raises(SandboxException, match="not supported"):
             box.run_code("1", language=language)
     with pytest.raises(InvalidArgumentException):
         box.run_code("1", language="python", context=box.create_code_context())
+
+
+def test_code_whose_sandbox_is_killed_says_so(server: RunningServer) -> None:
+    made = Sandbox.create(timeout=60)
+    killing = threading.Thread(target=made.kill)
+    with pytest.raises(TimeoutException, match="sandbox was killed while the request was in progress"):
+        made.run_code("print('begun', flush=True); import time; time.sleep(1000)", on_stdout=lambda _: killing.start())
+    killing.join(BOUND_S)
+
+
+def test_contexts_of_a_sandbox_without_public_ports_need_its_traffic_token(server: RunningServer) -> None:
+    made = Sandbox.create(timeout=60, network={"allow_public_traffic": False})
+    context = made.create_code_context()
+    assert context.id in [each.id for each in made.list_code_contexts()]
+    assert made.run_code("1 + 1", context=context).text == "2"
+    made.kill()
+
+
+def test_code_may_be_indented_and_runs_in_the_environment_of_e2b(box: Sandbox) -> None:
+    code = """
+    import os
+    os.environ["E2B_SANDBOX_ID"]
+    """
+    assert box.run_code(code).text == box.sandbox_id
 
 
 def test_variables_of_one_execution_end_with_it(box: Sandbox) -> None:
@@ -121,6 +149,8 @@ plt.boxplot([1, 2, 3, 9]); plt.show()
 fig, axes = plt.subplots(1, 2); axes[0].bar(["a"], [1]); axes[1].pie([1, 2]); plt.show()
 """
     line, boxes, several = box.run_code(code).results
+    (image,) = box.run_code("from PIL import Image; Image.new('RGB', (2, 2)).save('/tmp/saved.png')").results
+    assert image.png
     assert line.png
     assert isinstance(line.chart, LineChart)
     assert (line.chart.title, line.chart.elements[0].points) == ("T", [(1, 3), (2, 4)])
@@ -135,3 +165,15 @@ def test_code_runs_with_the_sandboxs_token_only(box: Sandbox, server: RunningSer
     for token in ({}, {"X-Access-Token": "wrong"}):
         answer = httpx2.post(f"{server.url}/execute", json={"code": "1"}, headers={**headers, **token}, timeout=BOUND_S)
         assert answer.status_code == 401
+
+
+def test_a_body_with_wrong_fields_is_a_mistake_of_the_client(box: Sandbox, server: RunningServer) -> None:
+    headers = {"E2b-Sandbox-Id": box.sandbox_id, "X-Access-Token": str(box._envd_access_token)}
+    for port, path, body in (
+        (49999, "/execute", {}),
+        (49999, "/contexts", {"cwd": 5}),
+        (49983, "/files/compose", {"source_paths": 3}),
+    ):
+        at = {**headers, "E2b-Sandbox-Port": str(port)}
+        answer = httpx2.post(f"{server.url}{path}", json=body, headers=at, timeout=BOUND_S)
+        assert (answer.status_code, answer.json()["code"]) == (400, 400), path

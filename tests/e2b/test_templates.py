@@ -61,6 +61,7 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
         .run_cmd('echo "$GREETING from $(id -un) in $PWD" > greeting')
         .copy("app", "/srv/app/copied/")
         .copy("*.txt", "/srv/app/texts/", mode=0o600)
+        .run_cmd("sudo sh -c 'echo root by sudo > /root/by-sudo'")
         .run_cmd("id -un > /root/who", user="root")
         .set_start_cmd("touch /tmp/is-ready && sleep 1000", wait_for_file("/tmp/is-ready"))
     )
@@ -85,6 +86,7 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
         ]
         assert sandbox.files.exists("/tmp/is-ready")
         assert sandbox.commands.run("cat /root/who", user="root").stdout == "root\n"
+        assert sandbox.commands.run("sudo cat /root/by-sudo").stdout == "root by sudo\n"
         assert any("sleep 1000" in " ".join([each.cmd, *each.args]) for each in sandbox.commands.list())
         assert sandbox.get_info().template_id == f"{name}:v1"
     finally:
@@ -92,7 +94,7 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
     again: list[LogEntry] = []
     rebuilt = Template.build(template, f"{name}:v2", on_build_logs=again.append)
     assert rebuilt.build_id != built.build_id
-    assert sum("kept from before" in each.message for each in again) == 4
+    assert sum("kept from before" in each.message for each in again) == 5
     assert "Skipping upload" in "\n".join(each.message for each in again)
     assert Template.assign_tags(f"{name}:v2", ["stable"]).tags == ["stable"]
     assert {each.tag: each.build_id for each in Template.get_tags(name)}["stable"] == rebuilt.build_id
@@ -103,6 +105,12 @@ def test_a_template_of_steps_and_files_is_built_and_used(files: Path, name: str,
     delete(client, f"{name}:stable")
     delete(client, f"{name}:v2")
     assert client.get(f"/templates/{name}").status_code == 404
+
+
+def test_the_images_of_the_machine_are_not_told_to_who_builds(name: str) -> None:
+    with pytest.raises(BuildException, match="the image no-such-image:latest cannot be fetched") as failed:
+        Template.build(Template().from_image("no-such-image"), name)
+    assert "present here" not in str(failed.value)
 
 
 def test_a_failed_step_is_named_with_its_output_and_nothing_is_left(name: str, client: httpx2.Client) -> None:

@@ -75,6 +75,19 @@ async def test_of_several_addresses_only_those_that_are_allowed_are_dialled(worl
     assert world.dialled == [f"{SITE} 444"]
 
 
+@pytest.mark.parametrize("address", ["93.184.216.34", "::ffff:93.184.216.34", "64:ff9b::5db8:d822"])
+async def test_an_address_that_is_denied_is_refused_in_every_spelling_and_behind_every_name(
+    world: World, tmp_path: Path, address: str
+) -> None:
+    world.name("pretty.test", [address])
+    world.name("twofold.test", [address, "93.184.216.35"])
+    async with proxied(world, tmp_path, *OPEN, deny=["93.184.216.34"]) as proxy:
+        for host in (address, "pretty.test"):
+            assert await statuses(proxy, host) == (b"403", b"403", 2)
+        assert await proxy.socks("twofold.test", 444) == 5
+    assert world.dialled == ["93.184.216.35 444"]
+
+
 @pytest.mark.parametrize(
     "address",
     """127.0.0.1 127.255.0.1 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 100.64.0.1 169.254.169.254 169.254.1.1

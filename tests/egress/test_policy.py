@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import pytest
 from hypothesis import given, strategies as st
@@ -33,6 +33,40 @@ RULES = st.one_of(
 
 def evaluator(*rules: str) -> PolicyEvaluator:
     return PolicyEvaluator(NetworkPolicy(allow=rules))
+
+
+@given(NETWORKS, ADDRESSES, PORTS)
+def test_an_address_that_is_denied_is_refused_whatever_allows_it(
+    denied: IPv4Network | IPv6Network, address: IPv4Address | IPv6Address, port: int
+) -> None:
+    allow = ["*", str(address), "127.0.0.0/8", "example.com", REGISTRIES]
+    address = unmap_ipv4(address)
+    before = PolicyEvaluator(NetworkPolicy(allow=allow))
+    after = PolicyEvaluator(NetworkPolicy(allow=allow, deny=[str(denied)]))
+    is_denied = parse_rule(str(denied)).covers_address(address)
+    for check in (
+        lambda evaluator: evaluator.check_host(address, port) is None,
+        lambda evaluator: not isinstance(evaluator.allowed_addresses("example.com", port, [address]), Refusal),
+    ):
+        if is_denied:
+            assert not check(after)
+        elif address not in ip_network("64:ff9b::/96"):
+            assert check(after) == check(before)
+
+
+def test_a_denied_address_is_denied_behind_nat64_too_and_on_its_ports_alone() -> None:
+    evaluator = PolicyEvaluator(NetworkPolicy(allow="*", deny=["8.8.8.0/24:443"]))
+    for address in ("8.8.8.8", "64:ff9b::808:808"):
+        refusal = evaluator.check_host(ip_address(address), 443)
+        assert str(refusal) == "the policy denies 8.8.8.0/24:443"
+        assert evaluator.check_host(ip_address(address), 80) is None
+    assert evaluator.check_host(ip_address("8.8.9.8"), 443) is None
+
+
+@pytest.mark.parametrize("rule", ["example.com", "*.example.com", "*", REGISTRIES])
+def test_a_name_cannot_be_denied(rule: str) -> None:
+    with pytest.raises(InvalidRequest, match="could be reached by its address"):
+        NetworkPolicy(allow="*", deny=rule)
 
 
 @given(RULES)

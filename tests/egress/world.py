@@ -117,8 +117,8 @@ class Proxied:
     def records(self) -> list[AuditRecord]:
         return audit.read(self._directory)
 
-    def allow(self, *rules: str, indexes: PackageIndexes | None = None) -> None:
-        self.evaluator = PolicyEvaluator(NetworkPolicy(allow=rules), indexes)
+    def allow(self, *rules: str, deny: Sequence[str] = (), indexes: PackageIndexes | None = None) -> None:
+        self.evaluator = PolicyEvaluator(NetworkPolicy(allow=rules, deny=deny), indexes)
         self.proxy.recheck()
 
     async def connect(self) -> ByteStream:
@@ -153,6 +153,7 @@ async def proxied(
     world: World,
     directory: Path,
     *rules: str,
+    deny: Sequence[str] = (),
     indexes: PackageIndexes | None = None,
     interceptor: Interceptor | None = None,
 ) -> AsyncIterator[Proxied]:
@@ -166,6 +167,6 @@ async def proxied(
     async with serving(handle) as port:
         made = Proxied(port, directory)
         made.proxy = EgressProxy("box", lambda: made.evaluator, audit_log, world.connector, interceptor)
-        made.allow(*rules, indexes=indexes)
+        made.allow(*rules, deny=deny, indexes=indexes)
         yield made
     audit_log.close()

@@ -7,6 +7,7 @@ import os
 import resource
 import signal as signals
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -442,3 +443,100 @@ def test_a_worker_that_is_used_again_keeps_nothing_of_its_operations(guest: Gues
         each_operation()
     assert worker_of(guest) == worker
     assert held() == before
+
+
+# ------------------------------------------------------------------------------------------------- extended attributes
+
+
+def xattrs(**values: bytes) -> bytes:
+    """The field XATTRS, as PROTOCOL.md has it."""
+    parts = (name.encode() + b"\0" + struct.pack("<I", len(value)) + value for name, value in values.items())
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("atomic", [0, 1])
+def test_write_replaces_extended_attributes_below_a_prefix(guest: Guest, tmp_path: Path, atomic: int) -> None:
+    path = tmp_path / "file"
+    asked = {"PATH": str(path), "ATOMIC": atomic, "XATTR_PREFIX": "user.mine."}
+    stream = guest.run("WRITE", b"one", **asked, XATTRS=xattrs(a=b"1", b=b"\0\xff"))
+    assert stream.end == {"SIZE": 3, "COUNT": 2}
+    os.setxattr(path, "user.other", b"kept")
+    assert guest.run("STAT", PATH=str(path), XATTR_PREFIX="user.mine.").end["XATTRS"] in (
+        xattrs(a=b"1", b=b"\0\xff"),
+        xattrs(b=b"\0\xff", a=b"1"),
+    )
+    assert guest.run("WRITE", b"two", **asked, XATTRS=xattrs(b=b"2", c=b"")).end["COUNT"] == 2
+    found = {name: os.getxattr(path, name) for name in os.listxattr(path)}
+    assert found == {"user.mine.b": b"2", "user.mine.c": b""} | ({} if atomic else {"user.other": b"kept"})
+    assert guest.run("WRITE", b"three", **asked).end == {"SIZE": 5, "COUNT": 0}
+    assert "user.mine.b" not in os.listxattr(path)
+    assert "XATTRS" not in guest.run("STAT", PATH=str(path), XATTR_PREFIX="user.mine.").end
+
+
+def test_write_without_a_prefix_leaves_extended_attributes_alone(guest: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    os.setxattr(path, "user.mine.a", b"1")
+    assert guest.run("WRITE", b"x", PATH=str(path)).end == {"SIZE": 1}
+    assert os.listxattr(path) == ["user.mine.a"]
+    assert "XATTRS" not in guest.run("STAT", PATH=str(path)).end
+
+
+def test_list_and_stat_give_extended_attributes_of_each_file_and_not_through_links(
+    guest: Guest, tmp_path: Path
+) -> None:
+    for name in ("one", "two", "without"):
+        (tmp_path / name).touch()
+    os.setxattr(tmp_path / "one", "user.mine.a", b"1")
+    os.setxattr(tmp_path / "two", "user.mine.a", b"2")
+    (tmp_path / "link").symlink_to("one")
+    records = guest.records("LIST", PATH=str(tmp_path), XATTR_PREFIX="user.mine.")
+    assert {each["NAME"]: each.get("XATTRS") for each in records} == {
+        b"one": xattrs(a=b"1"),
+        b"two": xattrs(a=b"2"),
+        b"without": None,
+        b"link": None,
+    }
+    link = str(tmp_path / "link")
+    assert guest.run("STAT", PATH=link, XATTR_PREFIX="user.mine.").end["XATTRS"] == xattrs(a=b"1")
+    assert "XATTRS" not in guest.run("STAT", PATH=link, XATTR_PREFIX="user.mine.", FOLLOW=0).end
+
+
+def test_extended_attributes_that_do_not_fit_are_left_out(guest: Guest, tmp_path: Path) -> None:
+    path = Path("/dev/shm") / f"atoll-{os.getpid()}"  # of a file system that keeps large ones
+    path.touch()
+    try:
+        os.setxattr(path, "user.mine.large", b"x" * 5000)
+        os.setxattr(path, "user.mine.small", b"y")
+        stream = guest.run("STAT", PATH=str(path), XATTR_PREFIX="user.mine.")
+        assert stream.end["XATTRS"] == xattrs(small=b"y")
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"XATTR_PREFIX": "user."},
+        {"XATTR_PREFIX": "security.capability"},
+        {"XATTR_PREFIX": "user." + "x" * 250},
+        {"XATTRS": xattrs(a=b"1")},
+        {"XATTR_PREFIX": "user.mine.", "XATTRS": b"no end"},
+        {"XATTR_PREFIX": "user.mine.", "XATTRS": xattrs(a=b"1") + b"\0"},
+        {"XATTR_PREFIX": "user.mine.", "XATTRS": b"a\0\xff\xff\xff\xff"},
+        {"XATTR_PREFIX": "user.mine.", "XATTRS": xattrs(**{"x" * 250: b""})},
+        {"XATTR_PREFIX": "user.mine.", "XATTRS": xattrs(a=b"1" * 5000)},
+    ],
+)
+def test_wrong_extended_attributes_are_refused_and_nothing_is_made(
+    guest: Guest, tmp_path: Path, fields: dict[str, str | bytes]
+) -> None:
+    path = tmp_path / "file"
+    assert guest.run("WRITE", b"x", PATH=str(path), **fields).end["ERRNO"] == errno.EINVAL
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_extended_attributes_refuses_some_and_takes_none(guest: Guest) -> None:
+    asked = {"PATH": "/proc/self/comm", "XATTR_PREFIX": "user.mine."}
+    assert guest.run("WRITE", b"x", **asked, XATTRS=xattrs(a=b"1")).end["ERRNO"] == errno.EOPNOTSUPP
+    assert guest.run("WRITE", b"x", **asked).end["COUNT"] == 0

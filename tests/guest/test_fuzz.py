@@ -62,6 +62,36 @@ def test_the_parsers_withstand_libfuzzer(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+def ask(
+    user: str = "root", *, argv: tuple[str, ...] = ("ls",), env: tuple[str, ...] = ("A=1",), flags: int = 0
+) -> bytes:
+    """A request to `sudo`, as guest/sudo.h has it, with a first byte for the harness."""
+    head = struct.pack("=IIQIIII", flags, 0o22, 0, len(argv), len(env), 1, 0)
+    return b"\0" + head + b"".join(each.encode() + b"\0" for each in (user, "", *argv, *env, "B=2"))
+
+
+@needs_clang
+def test_requests_to_sudo_withstand_libfuzzer(tmp_path: Path) -> None:
+    fuzzer = tmp_path / "fuzz_sudo"
+    flags = ["-g", "-O1", "-std=gnu11", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=undefined"]
+    subprocess.run(["clang", *flags, f"-I{SOURCE}", "-o", str(fuzzer), str(HERE / "fuzz_sudo.c")], check=True)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    examples = [ask(flags=flags) for flags in (0, 1, 2, 4, 8, 16, 31)]
+    examples += [ask("daemon:daemon", argv=("sh", "-c", "id"), env=("HOME=/", "A=1", "A=2", "=", "USER=x")), ask("!")]
+    for number, example in enumerate(examples):
+        (corpus / str(number)).write_bytes(example)
+    limits = ["-runs=200000", f"-max_total_time={max(1, int(SECONDS))}", "-max_len=700", "-seed=1"]
+    done = subprocess.run(
+        [str(fuzzer), *limits, f"-artifact_prefix={tmp_path}/", str(corpus)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ASAN_OPTIONS": "quarantine_size_mb=16"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 class Noise:
     """Mostly proper frames with improper contents; now and then a frame that breaks a rule."""
 

@@ -34,8 +34,8 @@ SHOWN_AFTER_DELETION = frozenset({"keys_get", "workspaces_get"})
 """A key that was revoked is shown as such: the audit log names it. A config without a workspace may have one again."""
 GOES_ON = "files_watch"
 """For as long as its client: `tests/rest/test_files.py` has what it does with a sandbox."""
-MAKES = "volumes_import"
-"""What its path names."""
+MAKES = frozenset({"volumes_import", "builds_upload", "templates_tag"})
+"""What their paths name last."""
 ARCHIVES = [bytes(1024), Path(os.environ["ATOLL_FUZZ_ARCHIVE"]).read_bytes()]
 """An empty tar, and a sandbox that was exported."""
 ELSEWHERE = {
@@ -46,6 +46,7 @@ ELSEWHERE = {
     "processes_spawn": {"env", "cwd", "user"},
     "code_sessions_create": {"env", "cwd", "user", "language"},
     "volumes_create": {"size_bytes"},
+    "builds_create": {"runtime", "limits", "network", "step_timeout_s", "cache"},
     "configs_create": {"model_config", "provisioning_bundle", "workspace_image", "workspace_network", "system_prompt"},
 }
 """Fields of what is made in a scenario that it is made without: they would mostly name what there is not."""
@@ -83,6 +84,8 @@ RULES = (
     "the agent is client-side",
     "template_vars: ",
     "system_prompt: ",
+    "give one of plan and dockerfile",
+    "a plan has its own",
     "tools_config: ",
     "the body is empty",
 )
@@ -219,6 +222,8 @@ def _keep_rules(case: Case, name: str) -> None:
     _give_one(body, "stdin", None)
     if name == "chat":
         _say_one(body)
+    if name == "builds_create":
+        _build_one(body)
     if _is_number(ttl_s := body.get("ttl_s")):
         body["ttl_s"] = max(ttl_s, MIN_TTL_S)
     if isinstance(limits := body.get("limits"), dict) and case.method == "PATCH":
@@ -239,6 +244,13 @@ def _give_what_works(case: Case, name: str) -> None:
     if name == "sandboxes_import":
         case.query = {"name": f"import-{next(numbers)}"}
         case.body = ARCHIVES[1]
+    elif name == "builds_create":
+        case.body = {"name": f"made-{next(numbers)}", "plan": {"steps": []}}
+    elif name in ("templates_tag", "templates_untag") and "template" in IDS:
+        case.path_parameters = {"template": IDS["template"], "tag": "more"}
+        case.body = {"version": IDS["tag"]} if name == "templates_tag" else case.body
+    elif name == "templates_delete" and "template" in IDS:
+        case.path_parameters = {"template": IDS["removable"].pop() if IDS["removable"] else "none"}
     elif name == "files_chown":
         case.body = {"path": MINE, "owner": "user", "user": "root"}
     elif name == "sandboxes_restore" and "restored" in IDS:
@@ -265,6 +277,14 @@ def _say_one(body: dict[str, Any]) -> None:
         body["resume"] = False
 
 
+def _build_one(body: dict[str, Any]) -> None:
+    """Give a plan, or a Dockerfile that can be read: nearly no other text can."""
+    if body.get("plan") is not None:
+        body |= {"dockerfile": None, "files": None, "arguments": {}, "ready_command": []}
+    elif body.get("dockerfile") is not None:
+        body["dockerfile"] = "FROM host\nRUN true"
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -280,7 +300,7 @@ def _use_what_exists(case: Case, name: str) -> None:
     if name == "chat" and isinstance(case.body, dict) and case.body.get("conversation_id") is not None:
         case.body["conversation_id"] = IDS["conversation"]
     ends = case.method == "DELETE" and case.operation.path.endswith("}")
-    ended = list(given)[-1:] if ends or name in {*ENDS, GOES_ON, MAKES} else []
+    ended = list(given)[-1:] if ends or name in {*ENDS, GOES_ON, *MAKES} else []
     for parameter in given.keys() & IDS.keys():
         if parameter not in ended:
             given[parameter] = IDS[parameter]
@@ -293,6 +313,9 @@ def _make_what_can_be_used(body: dict[str, Any], name: str) -> None:
         body.pop(field, None)
     if name == "processes_spawn":
         body |= {"command": ["cat"], "stdin": True}
+    if name == "builds_create":
+        body |= {"plan": {"steps": []}, "dockerfile": None}
+        _build_one(body)
     if name == "sandboxes_fork":
         body |= {"count": MAX_FORKS, "names": None, "checkpoint": None}
 

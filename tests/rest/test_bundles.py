@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from atoll.bundles.archive import MAX_BUNDLE_BYTES
 from atoll.bundles.workspace import Workspace, WorkspaceInstance, WorkspaceSpec
-from atoll.contract.errors import BundleFailed
+from atoll.contract.errors import BundleFailed, QuotaExceeded
 from atoll.server import bundles as stored_bundles
 from atoll.server.tables import bundles, metadata
-from atoll.server.tenants import TenantPolicy
+from atoll.server.tenants import Quotas, TenantPolicy
 from tests.bundles.making import manifest, packed
 from tests.origin import TestAuthority, origin
 from tests.rest.serving import Served
@@ -153,6 +153,47 @@ async def test_deleting_a_bundle_removes_its_bytes_and_what_was_built(
     assert (await client.delete(f"{BUNDLES}/{body['bundle_id']}")).status_code == 204
     assert await engine.checkpoints() == []
     assert not file.path.exists()
+
+
+async def test_bundles_and_what_was_built_of_them_count_for_the_quota_of_disk(served: Served) -> None:
+    one, two = made("counted, one"), made("counted, two")
+    key = await served.tenant("full", quotas=Quotas(disk_bytes=len(one) + 200))
+    tenant, engine = await served.server.tenants.get("full"), await served.server.engines.get("full")
+    async with served.client(key) as client:
+        body = await upload(client, one)
+        assert (await client.get("/api/v1/me")).json()["usage"]["disk_bytes"] == len(one)
+        refused = await client.post(BUNDLES, content=two, headers=GZIP)
+        told = refused.json()
+        assert (refused.status_code, told["code"]) == (403, "quota_exceeded")
+        assert "remove sandboxes, volumes or tool bundles that are not needed" in told["message"]
+        assert told["details"] == {
+            "quota": "disk_bytes",
+            "used": len(one),
+            "asked": len(two),
+            "allowed": len(one) + 200,
+        }
+        assert [each.name for each in (served.server.directory / "bundles" / "full").iterdir()] == [
+            f"{body['sha256']}.tgz"
+        ]
+        assert (await client.post(BUNDLES, content=one, headers=GZIP)).json() == body  # it takes no more
+        with pytest.raises(QuotaExceeded):
+            async with served.server.quotas.reserve_volume(tenant, engine, "v", 1 << 20):
+                pass
+
+        async def record(_instance: WorkspaceInstance) -> None: ...
+
+        stored = await served.server.bundles.get("full", body["bundle_id"])
+        spec = WorkspaceSpec(sandbox="counted", bundle=served.server.bundles.file("full", stored))
+        workspace = Workspace(engine, spec, record)
+        assert (await workspace.tools(["run"]).handle_tool_call("run", {"path": "there"})).content == "there"
+        await workspace.destroy()
+        (built,) = await engine.checkpoints()
+        assert built.size_bytes
+        assert (await client.get("/api/v1/me")).json()["usage"]["disk_bytes"] == len(one) + built.size_bytes
+        assert (await client.delete(f"{BUNDLES}/{body['bundle_id']}")).status_code == 204
+        assert (await client.get("/api/v1/me")).json()["usage"]["disk_bytes"] == 0
+        await upload(client, two)
+    await served.server.delete_tenant("full", destroy=True)
 
 
 async def test_what_a_killed_process_has_left_is_removed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -530,7 +531,7 @@ async def test_a_change_makes_a_version_and_turns_say_which_they_used(
         ),
         ({"template_vars": {"date": "today"}}, 400, "'date' is given by the server"),
         ({"tools_config": ["a", "a"]}, 400, "'a' is named twice"),
-        ({"tools_config": ["no spaces"]}, 400, "String should match pattern"),
+        ({"tools_config": ["no spaces"]}, 400, "the name of a tool has 1 to 64 letters, digits"),
         ({"tools_config": [{"name": "a", "input_schema": {"type": "array"}}]}, 400, "of the type 'object'"),
         ({"workspace_secrets": {"TOKEN": "x"}}, 400, "a client-side agent has no workspace"),
         ({"workspace_image": "host"}, 400, "a client-side agent has no workspace"),
@@ -596,7 +597,7 @@ async def test_results_may_have_parts_and_images_are_shown(
     assert image.partition(",")[2] in json.dumps(blocks)
     assert "[web] https://example.com/page" in json.dumps(blocks)
     shown = (await client.get(f"/api/v1/conversations/{talk}")).json()["messages"][2]
-    assert "[image/png, 8 bytes]" in shown["content"]
+    assert "[image: image/png, 8 bytes]" in shown["content"]
     assert api.complaints == []
 
 
@@ -607,3 +608,35 @@ async def test_scopes_say_who_may_read_change_and_chat(served: Served, client: h
         assert (await reader.patch(f"/api/v1/configs/{config}", json={})).status_code == 403
         status, told = await refused(reader, config, message="Hello")
         assert (status, "the scope 'chat'" in told) == (403, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("chat", {"message": "x", "conversation_id": "123"}, "is not the id of a conversation, such as 01a1ed9d-"),
+        ("chat", {"tool_results": []}, "tool_results: it should have at least 1 item, not 0"),
+        ("configs", {"tools_config": ["a b"]}, "tools_config.0: the name of a tool has 1 to 64 letters, digits, '_'"),
+        ("configs", {"name": "a\nb"}, "name: a name has 1 to 100 characters, all of one line"),
+        (
+            "configs",
+            {"model_config": {"provider": "A", "model": "b"}},
+            "provider: the name of a provider has lower-case",
+        ),
+        (
+            "configs",
+            {"provisioning_bundle": {"url": "x", "sha256": "y"}},
+            "sha256: it is not a SHA-256: 64 hexadecimal",
+        ),
+    ],
+)
+async def test_what_a_field_refuses_is_said_in_words(
+    client: httpx2.AsyncClient, slow: str, path: str, body: dict[str, Any], told: str
+) -> None:
+    if path == "configs":
+        answer = await client.patch(f"/api/v1/configs/{slow}", json=body)
+    else:
+        answer = await client.post(f"/api/v1/chat/{slow}", json=body)
+    assert answer.status_code == 400
+    message = answer.json()["message"]
+    assert told in message
+    assert not re.search(r"pattern|constrained|ToolDeclaration|should match|\[A-Z", message)

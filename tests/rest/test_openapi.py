@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
+from atoll.surfaces.rest.errors import WORDS_FOR_PATTERNS, words_for
 from tests.rest.test_walk import DOCUMENT, OPERATIONS
 
 NAMES = [operation["operationId"] for _, _, operation in OPERATIONS]
@@ -32,6 +34,32 @@ def test_nothing_of_fastapi_shows() -> None:
     assert "HTTPValidationError" not in str(DOCUMENT)
 
 
+def patterns(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("pattern"), str):
+            yield part["pattern"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for each in part:
+            yield from patterns(each)
+
+
+CHECKED_ELSEWHERE = {
+    "^[^\\x00]*$",
+    "^[a-z0-9][a-z0-9_.-]{0,62}$",
+    "^[A-Za-z_][A-Za-z0-9_]*$",
+    "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
+    "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+    "^[!-~]([ -~]*[!-~])?$",
+}
+"""Patterns that the document says and something else checks, with words of its own."""
+
+
+def test_every_pattern_that_refuses_a_value_has_words_for_people() -> None:
+    assert {each for each in patterns(DOCUMENT) if words_for(each) is None} == CHECKED_ELSEWHERE
+    assert set(WORDS_FOR_PATTERNS) <= set(patterns(DOCUMENT))
+
+
 def test_keys_are_declared() -> None:
     assert DOCUMENT["security"] == [{"ApiKey": []}, {"Bearer": []}]
 
@@ -55,8 +83,9 @@ def test_every_operation_on_a_thing_is_linked_to_from_what_makes_it_or_lists_it(
         for link in response.get("links", {}).values()
     }
     on_a_thing = {operation["operationId"] for _, path, operation in OPERATIONS if "{" in path}
-    # What an image is called is no answer's to say: it is pulled by its reference. An import makes what its path names.
-    assert on_a_thing - linked == {"images_remove", "volumes_import"}
+    # What an image is called is no answer's to say: it is pulled by its reference. An import makes what its path names,
+    # and so does an upload.
+    assert on_a_thing - linked == {"images_remove", "volumes_import", "builds_upload"}
 
 
 def test_bodies_refuse_unknown_fields() -> None:

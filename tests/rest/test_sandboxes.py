@@ -213,7 +213,9 @@ async def test_the_network_is_set_within_the_policy(served: Served) -> None:
         path = f"{SANDBOXES}/net/network"
         assert (await tenant.get(path)).json() == {"policy": None}
         set_to = await tenant.put(path, json={"policy": {"allow": ["api.example.com:443"]}})
-        assert set_to.json() == {"policy": {"allow": ["api.example.com:443"]}}
+        assert set_to.json() == {"policy": {"allow": ["api.example.com:443"], "deny": []}}
+        denied = {"policy": {"allow": ["api.example.com:443"], "deny": ["198.51.100.0/24"]}}
+        assert (await tenant.put(path, json=denied)).json() == denied
         for rule in ("*", "api.example.com", "10.0.0.1:443", "registries"):
             refused = await tenant.put(path, json={"policy": {"allow": [rule]}})
             assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")

@@ -90,7 +90,9 @@ def empty(operator: httpx2.Client, tenant: str) -> None:
     operator.delete("warm-pools", headers=header)
     for each in items(operator, "configs", **header):
         operator.delete(f"configs/{each['id']}", headers=header)
-    for kind, key in (("sandboxes", "name"), ("checkpoints", "id"), ("volumes", "name")):
+    for each in items(operator, "builds", **header):
+        operator.post(f"builds/{each['id']}/cancel", headers=header)
+    for kind, key in (("templates", "name"), ("sandboxes", "name"), ("checkpoints", "id"), ("volumes", "name")):
         for each in items(operator, kind, **header):
             operator.delete(f"{kind}/{each[key]}", headers=header)
 
@@ -103,6 +105,13 @@ def make(client: httpx2.Client, path: str, **body: Any) -> dict[str, Any]:
 def upload(client: httpx2.Client) -> dict[str, Any]:
     headers = {"Content-Type": "application/gzip"}
     made: dict[str, Any] = client.post("bundles", content=BUNDLE, headers=headers).raise_for_status().json()
+    return made
+
+
+def build(client: httpx2.Client, name: str) -> dict[str, Any]:
+    made = make(client, "builds", name=name, plan={"steps": [{"kind": "run", "command": ["true"]}]})
+    events = client.get(f"builds/{made['id']}/events").raise_for_status().text
+    assert '"status":"ready"' in events, events
     return made
 
 
@@ -131,7 +140,14 @@ def make_one_of_each(client: httpx2.Client) -> dict[str, Any]:
     make(client, f"chat/{sandboxed}", message="boot")
     (instance,) = items(client, f"configs/{sandboxed}/workspace/instances")
     make(client, "sandboxes", name="restored")
+    files = "ab" * 32
+    client.put(f"builds/files/{files}", content=BUNDLE).raise_for_status()
     return {
+        "template": "web",
+        "tag": "default",
+        "build": build(client, "web")["id"],
+        "removable": [build(client, f"removable-{number}")["template"] for number in range(3)],
+        "files": files,
         "restored": "restored",
         "restored_checkpoint": make(client, "sandboxes/restored/checkpoints")["id"],
         "config": config,

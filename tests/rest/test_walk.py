@@ -15,7 +15,7 @@ from tests.bundles.making import manifest, packed
 from tests.rest.serving import Served
 
 METHODS = ("get", "post", "put", "patch", "delete", "head")
-MAKES = {"volumes_import"}
+MAKES = {"volumes_import", "builds_upload"}
 """Operations whose path names what they make: it is made in the tenant's own namespace, whoever else has the name."""
 
 
@@ -93,6 +93,12 @@ async def owner(served: Served) -> Owner:
         bundle = (await client.post("/api/v1/bundles", content=content, headers=gzip)).json()
         api_key = (await client.post("/api/v1/keys", json={"name": "their-key"})).json()["key"]
         agent = (await client.post("/api/v1/configs", json={"name": "their-agent"})).json()
+        files = "ab" * 32
+        (await client.put(f"/api/v1/builds/files/{files}", content=b"theirs")).raise_for_status()
+        request = {"name": "their-template", "dockerfile": "FROM host\nRUN true"}
+        build = (await client.post("/api/v1/builds", json=request)).json()
+        async with client.stream("GET", f"/api/v1/builds/{build['id']}/events") as answer:
+            assert '"status":"ready"' in (await answer.aread()).decode()
     config = await served.server.configs.get("owner", agent["id"])
     turn = await served.server.conversations.begin("owner", config, "theirs", conversation=None, request="theirs")
     await served.server.conversations.end(turn.id, "cancelled")
@@ -109,6 +115,9 @@ async def owner(served: Served) -> Owner:
             "tenant": ["owner"],
             "config": [agent["id"]],
             "conversation": [turn.conversation],
+            "template": ["their-template"],
+            "build": [build["id"]],
+            "files": [files],
         },
         turn.id,
     )
@@ -138,6 +147,7 @@ def requests_for(path: str, owner: Owner) -> Iterator[tuple[str, str, str, str]]
         "reference": "host:1",
         "turn": owner.turn,
         "external_id": "wsi_1",
+        "tag": "default",
     }
     first = next((name for name in names if name in owner.ids), None)
     for id in owner.ids[first] if first else ():
@@ -197,6 +207,9 @@ async def test_no_operation_of_another_tenant_can_be_asked_for(
     [
         ("sandboxes", {"from_checkpoint": "CHECKPOINT"}),
         ("sandboxes", {"from_checkpoint": "label"}),
+        ("sandboxes", {"image": "template:their-template"}),
+        ("builds", {"name": "mine", "dockerfile": "FROM template:their-template\nRUN true"}),
+        ("builds", {"name": "mine", "plan": {"image": "template:their-template"}}),
         ("sandboxes", {"mounts": [{"source": "volume:their-volume", "target": "/v"}]}),
         ("sandboxes/mine/restore", {"checkpoint": "CHECKPOINT", "foreign": True}),
         ("sandboxes/mine/restore", {"checkpoint": "CHECKPOINT"}),
@@ -211,4 +224,13 @@ async def test_ids_in_a_body_are_not_found_either(
     body = {name: owner.ids["checkpoint"][0] if value == "CHECKPOINT" else value for name, value in body.items()}
     answer = await stranger.post(f"/api/v1/{path}", json=body)
     assert answer.status_code == 404, answer.text
-    assert answer.json()["code"] in ("checkpoint_not_found", "volume_not_found")
+    assert answer.json()["code"] in ("checkpoint_not_found", "volume_not_found", "template_not_found")
+
+
+async def test_the_files_that_another_tenant_has_uploaded_are_not_there(
+    stranger: httpx2.AsyncClient, owner: Owner
+) -> None:
+    body = {"name": "mine", "dockerfile": "FROM host\nCOPY . /srv", "files": owner.ids["files"][0]}
+    answer = await stranger.post("/api/v1/builds", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "build_failed"), answer.text
+    assert "are not there" in answer.json()["message"]

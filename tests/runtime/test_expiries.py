@@ -12,9 +12,11 @@ from atoll.runtime.state.expiries import Expiry, now_ms
 
 ENTRIES = {
     "1700000000000": Expiry(1_700_000_000_000),
-    "1700000000000s": Expiry(1_700_000_000_000, sleeps=True),
+    "1700000000000s": Expiry(1_700_000_000_000, then="sleep"),
     "1700000000000+60000": Expiry(1_700_000_000_000, 60_000),
-    "1700000000000+60000s": Expiry(1_700_000_000_000, 60_000, sleeps=True),
+    "1700000000000+60000s": Expiry(1_700_000_000_000, 60_000, then="sleep"),
+    "1700000000000p": Expiry(1_700_000_000_000, then="pause"),
+    "1700000000000+60000p": Expiry(1_700_000_000_000, 60_000, then="pause"),
 }
 
 
@@ -24,7 +26,7 @@ def test_an_entry_is_read_as_it_was_written(text: str) -> None:
     assert str(ENTRIES[text]) == text
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "1+", "1+s", "s", "1s+2", " 1", "1 "])
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "1+", "1+s", "s", "1s+2", "1sp", "1d", " 1", "1 "])
 def test_another_text_is_no_entry(text: str) -> None:
     with pytest.raises(ValueError, match="is not the end of a lifetime"):
         Expiry.parse(text)

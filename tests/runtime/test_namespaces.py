@@ -212,6 +212,7 @@ VOLUME_WALK: dict[str, list[Call]] = {
 TEMPLATE_WALK: dict[str, list[Call]] = {
     "get": [lambda e, w: e.templates.get(w.template), lambda e, w: e.templates.get(f"team:{w.template}")],
     "remove": [lambda e, w: e.templates.remove(w.template), lambda e, w: e.templates.remove(f"{w.template}:default")],
+    "tag": [lambda e, w: e.templates.tag(w.template, ["more"]), lambda e, w: e.templates.tag(f"{w.template}:x", ["y"])],
     "untag": [lambda e, w: _templates(e).untag(w.template, ["default"])],
     "version": [lambda e, w: _templates(e).version(w.template)],
 }

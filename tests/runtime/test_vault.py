@@ -140,3 +140,14 @@ def test_a_secret_does_not_show() -> None:
     secret = Secret(VALUE, hosts="API.test", header="X-Api-Key")
     assert (secret.hosts, secret.header) == (("api.test",), "x-api-key")
     assert VALUE not in f"{secret} {secret!r} {secret.model_dump()} {secret.model_dump_json()} {vars(secret)}"
+
+
+def test_headers_keep_their_authority_as_long_as_it_can_sign_for_their_hosts(secrets: SandboxSecrets) -> None:
+    first = secrets.with_headers({"api.test": {"x-a": "1"}, "*.wide.test": {"x-b": "2"}})
+    assert (first.authority, first.header_hosts) == (secrets.authority, ("api.test", "wide.test"))
+    fewer = first.with_headers({"api.test": {"x-a": "3"}})
+    assert fewer.header_authority == first.header_authority
+    more = fewer.with_headers({"api.test": {"x-a": "3"}, "new.test": {"x-a": "3"}})
+    assert more.header_authority != first.header_authority
+    assert more.with_headers({}) == secrets
+    assert secrets.with_headers({"http://plain.test": {"x-a": "1"}}).header_authority is None

@@ -24,8 +24,10 @@ from atoll.contract.protocol import (
     Tag,
     Value,
     decode_fields,
+    decode_xattrs,
     encode_fields,
     encode_frame,
+    encode_xattrs,
 )
 from atoll.runtime.guest.frames import Frame, FrameReader, RecordReader, decode_credit
 from tests.protocol_header import read_lists
@@ -318,3 +320,24 @@ def test_half_a_record_at_the_end_is_refused() -> None:
     assert reader.feed(encode_record((Tag.SIZE, 1))[:-1]) == []
     with pytest.raises(GuestProtocolError):
         reader.finish()
+
+
+names = st.binary(min_size=1, max_size=40).map(lambda raw: raw.replace(b"\0", b"\1").decode("utf-8", "surrogateescape"))
+
+
+@given(st.dictionaries(names, st.binary(max_size=100), max_size=10))
+def test_extended_attributes_are_decoded_as_they_were_encoded(xattrs: dict[str, bytes]) -> None:
+    assert decode_xattrs(encode_xattrs(xattrs)) == xattrs
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_extended_attributes_or_a_violation(raw: bytes) -> None:
+    with contextlib.suppress(GuestProtocolError):
+        found = decode_xattrs(raw)
+        assert all(name and isinstance(value, bytes) for name, value in found.items())
+        assert sum(len(value) for value in found.values()) <= len(raw)
+
+
+def test_more_extended_attributes_than_are_asked_for_are_a_violation() -> None:
+    with pytest.raises(GuestProtocolError):
+        decode_xattrs(b"a\0" + struct.pack("<I", 5000) + bytes(5000))

@@ -130,6 +130,19 @@ def test_every_line_of_a_request_has_its_id_and_none_a_secret(strict_server: Run
     assert strict_server.key.rpartition("_")[2] not in text
 
 
+def test_the_log_says_what_a_model_needs_without_a_trace_of_the_server(strict_server: RunningServer) -> None:
+    with httpx2.Client(base_url=strict_server.url, headers=strict_server.headers, timeout=BOUND_S) as client:
+        model = {"provider": "openai", "model": "none"}
+        config = client.post("/api/v1/configs", json={"name": "A", "model_config": model}).json()["id"]
+        answer = client.post(f"/api/v1/chat/{config}", json={"message": "Hello"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "model_unavailable")
+    id = answer.headers["Atoll-Request-Id"]
+    wait_until(lambda: id in strict_server.log.read_text(), "the request is logged")
+    lines = log_lines(strict_server)
+    assert any("set OPENAI_API_KEY" in line["event"] for line in lines)
+    assert not [line for line in lines if line.get("request_id") == id and "exception" in line]
+
+
 def test_what_others_wrote_begins_no_line_of_the_log_and_hides_no_secret() -> None:
     path = "/api/\x1b[2J\nb [info] a"
     given = {"msg": "it failed:\nx %s", "args": ("Bearer abcdefghijkl",), "levelname": "INFO", "path": path, "ms": 1.5}

@@ -11,6 +11,46 @@ export class Operations extends Requests {
     return this.json<Answer<"audit_list", 200>>("GET", `/api/v1/audit`, options);
   }
 
+  /** End a build, and answer when it has. The results of its complete steps are kept. One that has ended stays as it is. */
+  buildsCancel(build: string, options?: RequestOptions): Promise<Answer<"builds_cancel", 200>> {
+    return this.json<Answer<"builds_cancel", 200>>("POST", `/api/v1/builds/${segment(build)}/cancel`, options);
+  }
+
+  /** Begin a build. It goes on when the client is gone. The key needs the scope `sandboxes:exec`, too. */
+  buildsCreate(options: JsonBody<"builds_create"> & RequestOptions): Promise<Answer<"builds_create", 201>> {
+    return this.json<Answer<"builds_create", 201>>("POST", `/api/v1/builds`, options, "application/json");
+  }
+
+  /** A build's log as it is written: events `log`, each with a line. The last is `done`, with the build, once it has ended. */
+  buildsEvents(build: string, options?: Query<"builds_events"> & RequestOptions): Promise<EventStream<EventData>> {
+    return this.events<EventData>("GET", `/api/v1/builds/${segment(build)}/events`, options);
+  }
+
+  /** Whether files are there. They count as used now. */
+  buildsFiles(files: string, options?: RequestOptions): Promise<Answer<"builds_files", 200>> {
+    return this.json<Answer<"builds_files", 200>>("GET", `/api/v1/builds/files/${segment(files)}`, options);
+  }
+
+  /** One build: how far it is, why it has failed, or what it has made. */
+  buildsGet(build: string, options?: RequestOptions): Promise<Answer<"builds_get", 200>> {
+    return this.json<Answer<"builds_get", 200>>("GET", `/api/v1/builds/${segment(build)}`, options);
+  }
+
+  /** The builds of the tenant, from the first; the last 100 are remembered. */
+  buildsList(options?: Query<"builds_list"> & RequestOptions): Promise<Answer<"builds_list", 200>> {
+    return this.json<Answer<"builds_list", 200>>("GET", `/api/v1/builds`, options);
+  }
+
+  /** The lines of a build's log, from the first. `after` is the number of a line. */
+  buildsLog(build: string, options?: Query<"builds_log"> & RequestOptions): Promise<Answer<"builds_log", 200>> {
+    return this.json<Answer<"builds_log", 200>>("GET", `/api/v1/builds/${segment(build)}/log`, options);
+  }
+
+  /** Upload files that builds copy: a tar, which may be compressed with gzip. It is unpacked in the sandbox of a step alone. Those that were used longest ago are removed when there are too many. */
+  buildsUpload(files: string, options: RawBody & RequestOptions): Promise<void> {
+    return this.nothing("PUT", `/api/v1/builds/files/${segment(files)}`, options, "application/x-tar");
+  }
+
   /** Upload a bundle: a gzipped tar with `manifest.json` and `tools/`. It is checked to its last byte, and nothing of it is executed. The same bytes again are the same bundle. */
   bundlesCreate(options: RawBody & RequestOptions): Promise<Answer<"bundles_create", 200>> {
     return this.json<Answer<"bundles_create", 200>>("POST", `/api/v1/bundles`, options, "application/gzip");
@@ -524,6 +564,36 @@ export class Operations extends Requests {
   /** The checkpoints of a sandbox, the oldest first, as clients of Sprites know them. */
   spritesCheckpoints(name: string, options?: RequestOptions): Promise<Answer<"sprites_checkpoints", 200>> {
     return this.json<Answer<"sprites_checkpoints", 200>>("GET", `/api/sandboxes/${segment(name)}/checkpoints`, options);
+  }
+
+  /** Delete a template, with all of its tags. Sandboxes that began as it stay, and so do the results of its steps. */
+  templatesDelete(template: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/templates/${segment(template)}`, options);
+  }
+
+  /** Remove the kept results of steps that no template needs. The next build runs these steps again. */
+  templatesGc(options?: RequestOptions): Promise<Answer<"templates_gc", 200>> {
+    return this.json<Answer<"templates_gc", 200>>("POST", `/api/v1/templates/gc`, options);
+  }
+
+  /** One template, with its versions by tag. `default` is the one of those who name none. */
+  templatesGet(template: string, options?: RequestOptions): Promise<Answer<"templates_get", 200>> {
+    return this.json<Answer<"templates_get", 200>>("GET", `/api/v1/templates/${segment(template)}`, options);
+  }
+
+  /** The templates of the tenant, by name. One with a `reason` cannot be read, and only be deleted. */
+  templatesList(options?: Query<"templates_list"> & RequestOptions): Promise<Answer<"templates_list", 200>> {
+    return this.json<Answer<"templates_list", 200>>("GET", `/api/v1/templates`, options);
+  }
+
+  /** Let a tag mean what another one means now, in place of what it meant. */
+  templatesTag(template: string, tag: string, options: JsonBody<"templates_tag"> & RequestOptions): Promise<Answer<"templates_tag", 200>> {
+    return this.json<Answer<"templates_tag", 200>>("PUT", `/api/v1/templates/${segment(template)}/tags/${segment(tag)}`, options, "application/json");
+  }
+
+  /** Delete one tag of a template. Without any, it is deleted. */
+  templatesUntag(template: string, tag: string, options?: RequestOptions): Promise<void> {
+    return this.nothing("DELETE", `/api/v1/templates/${segment(template)}/tags/${segment(tag)}`, options);
   }
 
   /** Create a tenant. */

@@ -40,6 +40,137 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/builds": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Builds
+         * @description The builds of the tenant, from the first; the last 100 are remembered.
+         */
+        get: operations["builds_list"];
+        put?: never;
+        /**
+         * Create
+         * @description Begin a build. It goes on when the client is gone. The key needs the scope `sandboxes:exec`, too.
+         */
+        post: operations["builds_create"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/builds/{build}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description One build: how far it is, why it has failed, or what it has made.
+         */
+        get: operations["builds_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/builds/{build}/cancel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Cancel
+         * @description End a build, and answer when it has. The results of its complete steps are kept. One that has ended stays as it
+         *     is.
+         */
+        post: operations["builds_cancel"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/builds/{build}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Events
+         * @description A build's log as it is written: events `log`, each with a line. The last is `done`, with the build, once it has
+         *     ended.
+         */
+        get: operations["builds_events"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/builds/{build}/log": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Log
+         * @description The lines of a build's log, from the first. `after` is the number of a line.
+         */
+        get: operations["builds_log"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/builds/files/{files}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Uploaded
+         * @description Whether files are there. They count as used now.
+         */
+        get: operations["builds_files"];
+        /**
+         * Upload
+         * @description Upload files that builds copy: a tar, which may be compressed with gzip. It is unpacked in the sandbox of a step
+         *     alone. Those that were used longest ago are removed when there are too many.
+         */
+        put: operations["builds_upload"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/bundles": {
         parameters: {
             query?: never;
@@ -1687,6 +1818,94 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/templates": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Templates
+         * @description The templates of the tenant, by name. One with a `reason` cannot be read, and only be deleted.
+         */
+        get: operations["templates_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/templates/{template}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get
+         * @description One template, with its versions by tag. `default` is the one of those who name none.
+         */
+        get: operations["templates_get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete
+         * @description Delete a template, with all of its tags. Sandboxes that began as it stay, and so do the results of its steps.
+         */
+        delete: operations["templates_delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/templates/{template}/tags/{tag}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Set Tag
+         * @description Let a tag mean what another one means now, in place of what it meant.
+         */
+        put: operations["templates_tag"];
+        post?: never;
+        /**
+         * Remove Tag
+         * @description Delete one tag of a template. Without any, it is deleted.
+         */
+        delete: operations["templates_untag"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/templates/gc": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Gc
+         * @description Remove the kept results of steps that no template needs. The next build runs these steps again.
+         */
+        post: operations["templates_gc"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/tenants": {
         parameters: {
             query?: never;
@@ -2116,6 +2335,21 @@ export interface components {
             tool: string;
         };
         /**
+         * ArgStep
+         * @description Declare a build argument: a variable of the steps after it alone.
+         */
+        ArgStep: {
+            /** Default */
+            default?: string | null;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "arg";
+            /** Name */
+            name: string;
+        };
+        /**
          * AuditEvent
          * @description One thing that was done, or refused. It holds nothing secret: a caller leaves values out.
          */
@@ -2195,6 +2429,167 @@ export interface components {
              * @enum {string}
              */
             verdict: "allowed" | "denied" | "failed";
+        };
+        /**
+         * Build
+         * @description A build of a template by a server, as far as it has come.
+         */
+        Build: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Ended At */
+            ended_at?: string | null;
+            /** Failed Step */
+            failed_step?: number | null;
+            /** Id */
+            id: string;
+            /** Reason */
+            reason?: string | null;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "waiting" | "building" | "ready" | "failed" | "cancelled" | "interrupted";
+            /**
+             * Step
+             * @default 0
+             */
+            step: number;
+            /**
+             * Steps
+             * @default 0
+             */
+            steps: number;
+            /** Tags */
+            tags: string[];
+            /** Template */
+            template: string;
+            version?: components["schemas"]["TemplateVersion"] | null;
+        };
+        /**
+         * BuildLogLine
+         * @description A line of a build's log.
+         */
+        BuildLogLine: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "step" | "cached" | "output" | "note";
+            /**
+             * Level
+             * @enum {string}
+             */
+            level: "info" | "error";
+            /** Number */
+            number: number;
+            /** Step */
+            step: number;
+            /** Text */
+            text: string;
+        };
+        /**
+         * BuildPlan
+         * @description A build. The first user and directory are those of the steps before the first that names others.
+         */
+        BuildPlan: {
+            /**
+             * Arguments
+             * @description Values of build arguments.
+             */
+            arguments?: {
+                [key: string]: string;
+            };
+            /** First Cwd */
+            first_cwd?: string;
+            /** First User */
+            first_user?: string;
+            /**
+             * Image
+             * @description The base. With `template:` it is another template. Unset: the engine's default image.
+             */
+            image?: string | null;
+            /** Ready Command */
+            ready_command?: string[];
+            /** Start Command */
+            start_command?: string[];
+            /** Steps */
+            steps?: (components["schemas"]["RunStep"] | components["schemas"]["CopyStep"] | components["schemas"]["WorkdirStep"] | components["schemas"]["UserStep"] | components["schemas"]["EnvStep"] | components["schemas"]["ArgStep"])[];
+            /**
+             * User
+             * @description Of sandboxes, if no step names one. Unset: the base's.
+             */
+            user?: string | null;
+        };
+        /**
+         * BuildRequest
+         * @description A build of a template: of a plan, or of a Dockerfile.
+         */
+        BuildRequest: {
+            /**
+             * Arguments
+             * @description Of a Dockerfile: values of its build arguments.
+             */
+            arguments?: {
+                [key: string]: string;
+            };
+            /**
+             * Cache
+             * @description False: every step is run, also those whose results are kept.
+             */
+            cache?: boolean;
+            /**
+             * Dockerfile
+             * @description The text of a Dockerfile. Either this or `plan` is given.
+             * @example FROM host
+             *     RUN true
+             */
+            dockerfile?: string | null;
+            /**
+             * Files
+             * @description Of a Dockerfile: what the archive with the files of its COPY and ADD is called, which was uploaded.
+             */
+            files?: string | null;
+            /** @description Of the steps, and of the template's sandboxes that name no others. */
+            limits?: components["schemas"]["Limits"] | null;
+            /**
+             * Name
+             * @description What the template is called: sandboxes begin as it with the image `template:NAME`.
+             * @example web
+             */
+            name: string;
+            /** @description Of the steps. Unset: no connection leaves one. */
+            network?: components["schemas"]["NetworkPolicy"] | null;
+            /** @description Steps. Either this or `dockerfile` is given. */
+            plan?: components["schemas"]["BuildPlan"] | null;
+            /**
+             * Ready Command
+             * @description Of a Dockerfile: a program that succeeds once its start command is ready. A create waits for it.
+             */
+            ready_command?: string[];
+            /** Runtime */
+            runtime?: string | null;
+            /**
+             * Step Timeout S
+             * @description How long a step may take. Unset: 30 minutes.
+             */
+            step_timeout_s?: number | null;
+            /**
+             * Sudo
+             * @description Whether `sudo` works in steps of `user`, or of the base image's own user. Sandboxes from the template have it
+             *     if they are created with it.
+             */
+            sudo?: boolean;
+            /** Tags */
+            tags?: string[];
         };
         /**
          * BundleManifest
@@ -2308,6 +2703,11 @@ export interface components {
              * @default true
              */
             several_users: boolean;
+            /**
+             * Sudo
+             * @default false
+             */
+            sudo: boolean;
             /** Terminal Keys */
             terminal_keys: boolean;
         };
@@ -2682,6 +3082,47 @@ export interface components {
             /** Turns */
             turns: components["schemas"]["ChatTurn"][];
         };
+        /**
+         * CopyStep
+         * @description Copy files of an archive.
+         */
+        CopyStep: {
+            /**
+             * Archive
+             * @description What the archive is called: where the builder is given its bytes (`ArchiveSource`).
+             */
+            archive: string;
+            /**
+             * Are Patterns
+             * @description The sources are patterns of names: `*`, `?` and `[…]` within a name, `**` any number of directories.
+             */
+            are_patterns?: boolean;
+            /** Destination */
+            destination: string;
+            /** Force */
+            force?: boolean;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "copy";
+            /** Mode */
+            mode?: string | null;
+            /** Owned By User */
+            owned_by_user?: boolean;
+            /**
+             * Owner
+             * @description `USER` or `USER:GROUP`. Unset: root; with `owned_by_user`, the user of the steps before.
+             */
+            owner?: string | null;
+            /** Shown */
+            shown?: string;
+            /**
+             * Sources
+             * @description Names in the archive, relative to its root.
+             */
+            sources: string[];
+        };
         /** DecisionBody */
         DecisionBody: {
             /** Allowed */
@@ -2755,6 +3196,21 @@ export interface components {
              * @description The `after` of the next page. Unset: these are the last.
              */
             next?: string | null;
+        };
+        /**
+         * EnvStep
+         * @description Set variables, for the steps after it and for sandboxes of the template.
+         */
+        EnvStep: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "env";
+            /** Variables */
+            variables: {
+                [key: string]: string;
+            };
         };
         /**
          * Error
@@ -3156,6 +3612,25 @@ export interface components {
                 [key: string]: number;
             };
         };
+        /**
+         * MediaPart
+         * @description Something to see, hear or read that only some models take: the others are given its text.
+         */
+        MediaPart: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "image" | "audio" | "video" | "document";
+            /**
+             * Type
+             * @default media
+             * @constant
+             */
+            type: "media";
+            /** Url */
+            url: string;
+        };
         /** MkdirBody */
         MkdirBody: {
             /** Mode */
@@ -3227,6 +3702,8 @@ export interface components {
         NetworkPolicy: {
             /** Allow */
             allow?: string[] | string;
+            /** Deny */
+            deny?: string[] | string;
         };
         /** NewKey */
         NewKey: {
@@ -3284,6 +3761,26 @@ export interface components {
         Page_AuditRecord_: {
             /** Items */
             items: components["schemas"]["AuditRecord"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
+        /** BuildPage */
+        Page_Build_: {
+            /** Items */
+            items: components["schemas"]["Build"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
+        /** BuildLogLinePage */
+        Page_BuildLogLine_: {
+            /** Items */
+            items: components["schemas"]["BuildLogLine"][];
             /**
              * Next
              * @description The cursor of the next page, for `after`. Null: this is the last one.
@@ -3374,6 +3871,16 @@ export interface components {
         Page_SystemProcess_: {
             /** Items */
             items: components["schemas"]["SystemProcess"][];
+            /**
+             * Next
+             * @description The cursor of the next page, for `after`. Null: this is the last one.
+             */
+            next: string | null;
+        };
+        /** TemplatePage */
+        Page_Template_: {
+            /** Items */
+            items: components["schemas"]["Template"][];
             /**
              * Next
              * @description The cursor of the next page, for `after`. Null: this is the last one.
@@ -3519,7 +4026,7 @@ export interface components {
          *
          *     Memory, CPUs and disk are sums of limits, not of what is used at a moment, so that what was granted can be used.
          *     Sandboxes that sleep or are shut down count as those that run: any use wakes one. Warm pools count as the sandboxes
-         *     that they keep ready, and volumes with their size for `disk_bytes`.
+         *     that they keep ready, and volumes, tool bundles and what was built of these with their size for `disk_bytes`.
          */
         Quotas: {
             /** Cpus */
@@ -3534,6 +4041,11 @@ export interface components {
             requests_per_minute?: number | null;
             /** Sandboxes */
             sandboxes?: number | null;
+        };
+        /** RemovedResults */
+        RemovedResults: {
+            /** Removed */
+            removed: string[];
         };
         /** RenameBody */
         RenameBody: {
@@ -3674,6 +4186,34 @@ export interface components {
              */
             role: "value" | "display";
         };
+        /**
+         * RunStep
+         * @description Run a program. What it leaves running ends with the step.
+         */
+        RunStep: {
+            /** Command */
+            command: string[];
+            /**
+             * Force
+             * @description It is run even if its result is kept.
+             */
+            force?: boolean;
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "run";
+            /**
+             * Shown
+             * @description As its author wrote it. Empty: the command.
+             */
+            shown?: string;
+            /**
+             * User
+             * @description Unset: that of the steps before.
+             */
+            user?: string | null;
+        };
         /** SampledUsage */
         SampledUsage: {
             /** Interval S */
@@ -3788,7 +4328,7 @@ export interface components {
              * @default destroy
              * @enum {string}
              */
-            on_expiry: "destroy" | "sleep";
+            on_expiry: "destroy" | "sleep" | "pause";
             /** Pid */
             pid?: number | null;
             /** Reason */
@@ -3800,6 +4340,11 @@ export interface components {
              * @enum {string}
              */
             status: "provisioning" | "running" | "paused" | "sleeping" | "shutdown" | "error";
+            /**
+             * Sudo
+             * @default false
+             */
+            sudo: boolean;
             /**
              * Ttl Renewed By Use
              * @default false
@@ -3862,7 +4407,7 @@ export interface components {
              * @description What happens at the end of its lifetime.
              * @enum {string}
              */
-            on_expiry?: "destroy" | "sleep";
+            on_expiry?: "destroy" | "sleep" | "pause";
             /** Pause After S */
             pause_after_s?: number | null;
             /** Runtime */
@@ -3881,6 +4426,11 @@ export interface components {
             secrets?: {
                 [key: string]: components["schemas"]["SecretInput"];
             };
+            /**
+             * Sudo
+             * @description Whether `sudo` works inside, without a password, for the user of commands that name none.
+             */
+            sudo?: boolean;
             /**
              * Ttl Renewed By Use
              * @description Whether each use begins the lifetime anew.
@@ -3921,7 +4471,7 @@ export interface components {
             };
             limits?: components["schemas"]["Limits"] | null;
             /** On Expiry */
-            on_expiry?: ("destroy" | "sleep") | null;
+            on_expiry?: ("destroy" | "sleep" | "pause") | null;
             /** Ttl Renewed By Use */
             ttl_renewed_by_use?: boolean | null;
             /**
@@ -4219,6 +4769,71 @@ export interface components {
             /** Uid */
             uid: number;
         };
+        /** TagSet */
+        TagSet: {
+            /**
+             * Version
+             * @description A tag that the template has: the new one means the same.
+             * @example default
+             */
+            version?: string;
+        };
+        /**
+         * Template
+         * @description A named beginning of sandboxes, made by a build.
+         */
+        Template: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Name */
+            name: string;
+            /** Reason */
+            reason?: string | null;
+            /** Versions */
+            versions?: {
+                [key: string]: components["schemas"]["TemplateVersion"];
+            };
+        };
+        /**
+         * TemplateVersion
+         * @description What a template is under one of its tags: files, and what sandboxes that begin with them have.
+         */
+        TemplateVersion: {
+            /** Build Id */
+            build_id: string;
+            /** Checkpoint */
+            checkpoint: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Cwd */
+            cwd?: string | null;
+            /** Env */
+            env?: {
+                [key: string]: string;
+            };
+            /** Image */
+            image: string;
+            /**
+             * Ready Command
+             * @default []
+             */
+            ready_command: string[];
+            /** Runtime */
+            runtime: string;
+            /**
+             * Start Command
+             * @default []
+             */
+            start_command: string[];
+            /** User */
+            user?: string | null;
+        };
         /** Tenant */
         Tenant: {
             /**
@@ -4422,7 +5037,7 @@ export interface components {
          */
         ToolResult: {
             /** Content */
-            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"])[];
+            content: string | (components["schemas"]["TextPart"] | components["schemas"]["ImagePart"] | components["schemas"]["MediaPart"])[];
             /**
              * Is Error
              * @default false
@@ -4543,6 +5158,14 @@ export interface components {
              */
             size_bytes: number;
         };
+        /**
+         * UploadedFiles
+         * @description An archive for copies.
+         */
+        UploadedFiles: {
+            /** Files */
+            files: string;
+        };
         /** UsableRuntime */
         UsableRuntime: {
             capabilities: components["schemas"]["Capabilities"];
@@ -4554,6 +5177,8 @@ export interface components {
          * @description What a sandbox uses now. A number that the machine does not report is unset.
          */
         Usage: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s: number | null;
             /** Disk Bytes */
@@ -4587,6 +5212,8 @@ export interface components {
          * @description What a sandbox used at a moment. A number that the machine does not report is unset.
          */
         UsageSample: {
+            /** Cache Bytes */
+            cache_bytes?: number | null;
             /** Cpu S */
             cpu_s?: number | null;
             /** Disk Bytes */
@@ -4600,6 +5227,16 @@ export interface components {
              * Format: date-time
              */
             time: string;
+        };
+        /** UserStep */
+        UserStep: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "user";
+            /** User */
+            user: string;
         };
         /**
          * Volume
@@ -4752,6 +5389,16 @@ export interface components {
             /** Url */
             url?: string | null;
         };
+        /** WorkdirStep */
+        WorkdirStep: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            kind: "workdir";
+            /** Path */
+            path: string;
+        };
         /**
          * WorkspaceBody
          * @description The workspace of a config.
@@ -4874,6 +5521,209 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["Page_AuditEvent_"];
                 };
+            };
+        };
+    };
+    builds_list: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Build_"];
+                };
+            };
+        };
+    };
+    builds_create: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BuildRequest"];
+            };
+        };
+        responses: {
+            /** @description It has begun. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Build"];
+                };
+            };
+        };
+    };
+    builds_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a build. */
+                build: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Build"];
+                };
+            };
+        };
+    };
+    builds_cancel: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of a build. */
+                build: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Build"];
+                };
+            };
+        };
+    };
+    builds_events: {
+        parameters: {
+            query?: {
+                /** @description The number of the last line that the client has. */
+                after?: number;
+                /** @description False: the stream ends when all events that are kept have been sent. */
+                follow?: boolean;
+            };
+            header?: never;
+            path: {
+                /** @description The id of a build. */
+                build: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A stream of events. The schema is that of the `data` of each. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": {
+                        data: string;
+                        event: string;
+                        id?: string;
+                    };
+                };
+            };
+        };
+    };
+    builds_log: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The id of a build. */
+                build: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_BuildLogLine_"];
+                };
+            };
+        };
+    };
+    builds_files: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description What the files are called: 64 hexadecimal digits, which the client chooses: the SHA-256, say. */
+                files: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UploadedFiles"];
+                };
+            };
+        };
+    };
+    builds_upload: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description What the files are called: 64 hexadecimal digits, which the client chooses: the SHA-256, say. */
+                files: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/x-tar": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
         };
     };
@@ -7581,6 +8431,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SandboxInfo"];
+                };
+            };
+        };
+    };
+    templates_list: {
+        parameters: {
+            query?: {
+                /** @description `next` of the page before. Unset: the first page. */
+                after?: string;
+                /** @description How many items a page has at most. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Template_"];
+                };
+            };
+        };
+    };
+    templates_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a template. */
+                template: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Template"];
+                };
+            };
+        };
+    };
+    templates_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a template. */
+                template: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    templates_tag: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The tag to set. */
+                tag: string;
+                /** @description The name of a template. */
+                template: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TagSet"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Template"];
+                };
+            };
+        };
+    };
+    templates_untag: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description One of its tags. */
+                tag: string;
+                /** @description The name of a template. */
+                template: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    templates_gc: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RemovedResults"];
                 };
             };
         };

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import anyio
 from anyio.abc import ObjectReceiveStream
 from pydantic_ai.messages import (
-    BinaryContent,
     InstructionPart,
     ModelRequest,
     ModelResponse,
@@ -39,7 +38,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
-from atoll.agents import models
+from atoll.agents import media, models
 from atoll.agents.events import (
     AgentEvent,
     RetryEvent,
@@ -54,7 +53,7 @@ from atoll.agents.history import History, interrupted
 from atoll.agents.requests import CUT_OFF_REASONS, AnswerRequester, arguments_of
 from atoll.contract.errors import BudgetExceeded, InvalidRequest
 from atoll.settings import Settings
-from atoll.tools.tool import ImagePart, Tool, ToolResult, ToolSet, failure, readable
+from atoll.tools.tool import Tool, ToolResult, ToolSet, failure, readable
 
 DEFAULT_STEPS = 50
 """The default limit of model requests in one run."""
@@ -440,12 +439,6 @@ def tool_return(call: ToolCallPart, result: ToolResult, outcome: Any) -> ToolRet
     if isinstance(result.content, str):
         content: Any = result.content if result.content.strip() else _BLANK
     else:
-        content = [
-            BinaryContent.from_data_uri(f"data:{part.mime_type};base64,{part.data}")
-            if isinstance(part, ImagePart)
-            else part.text
-            for part in result.content
-            if isinstance(part, ImagePart) or part.text.strip()
-        ] or _BLANK
+        content = media.content_of(result.content) or _BLANK
     # Providers are not sent `metadata`: it is for scripted models and for programs that read the history.
     return ToolReturnPart(call.tool_name, content, call.tool_call_id, metadata=result.structured, outcome=outcome)

@@ -178,6 +178,16 @@ def is_retryable(error: exceptions.ModelAPIError) -> bool:
     return isinstance(error, _RETRYABLE)
 
 
+def is_refused(error: exceptions.ModelAPIError) -> bool:
+    """Whether a provider refused what is in the request, rather than its length, the key or the model."""
+    others = (
+        exceptions.ModelContextWindowExceededError,
+        exceptions.ModelAuthenticationError,
+        exceptions.ModelNotFoundError,
+    )
+    return isinstance(error, exceptions.ModelRequestRejectedError) and not isinstance(error, others)
+
+
 def is_of_request(error: Exception) -> bool:
     """Whether a `ModelFailed` is about what was requested, so that who requested it may read what the provider said.
     What it says of the key and the account is for the operator, whose they are."""

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
-from atoll.agents import models
+from atoll.agents import media, models
 from atoll.tools.tool import readable, readable_all
 
 _RETRY_WAITS_S = (0.5, 2.0)
@@ -67,6 +67,7 @@ class AnswerRequester:
         self._settings = settings
         self._on_streamed = on_streamed
         self._on_retry = on_retry
+        self._accepted = media.accepted_by(model)
         self._begun = False
         """Whether a part of the requested answer has arrived."""
         self._listener_error: Exception | None = None
@@ -75,30 +76,42 @@ class AnswerRequester:
     async def request(self, messages: Sequence[ModelMessage]) -> ModelResponse:
         """The model's next answer, in a form that can be sent again.
 
+        Of what tools have returned, it is shown what it takes. If its provider refuses a request, perhaps because of
+        an image, a document or a URL in it, it is sent once more with their text instead.
+
         Raises:
             ModelFailed, ModelUnavailable: the request failed. What the receivers of events raise passes.
         """
         with models.translating(self._model, unless=lambda error: error is self._listener_error):
-            for wait_s in (*_RETRY_WAITS_S, None):
-                self._begun = False
-                try:
-                    response = await self._request(list(messages))
-                    if self._is_incomplete(response):
-                        raise exceptions.ModelConnectionError(
-                            self._model.model_name, "the answer ended before it was complete", in_stream=True
-                        )
-                    return _sanitized(response)
-                except exceptions.ModelAPIError as error:
-                    interrupted_answer = self._begun or error.in_stream
-                    void = self._begun and self._on_streamed is not None
-                    if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
-                        raise
-                    if void and self._on_retry is None:
-                        raise
-                    wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
-                    if self._on_retry is not None:
-                        await self._guarded(self._on_retry(models.reason(error, self._model), wait_s))
-                    await anyio.sleep(wait_s)
+            try:
+                return await self._complete(media.shown(messages, self._accepted))
+            except exceptions.ModelAPIError as error:
+                if self._begun or not (models.is_refused(error) and media.has_media(messages)):
+                    raise
+                self._accepted = media.NOTHING  # for the rest of the run: the next requests have the same in them
+                return await self._complete(media.shown(messages, self._accepted))
+
+    async def _complete(self, messages: list[ModelMessage]) -> ModelResponse:
+        for wait_s in (*_RETRY_WAITS_S, None):
+            self._begun = False
+            try:
+                response = await self._request(messages)
+                if self._is_incomplete(response):
+                    raise exceptions.ModelConnectionError(
+                        self._model.model_name, "the answer ended before it was complete", in_stream=True
+                    )
+                return _sanitized(response)
+            except exceptions.ModelAPIError as error:
+                interrupted_answer = self._begun or error.in_stream
+                void = self._begun and self._on_streamed is not None
+                if wait_s is None or not (interrupted_answer and models.is_retryable(error)):
+                    raise
+                if void and self._on_retry is None:
+                    raise
+                wait_s = min(error.retry_after or wait_s, _MAX_RETRY_WAIT_S)
+                if self._on_retry is not None:
+                    await self._guarded(self._on_retry(models.reason(error, self._model), wait_s))
+                await anyio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
     async def _request(self, messages: list[ModelMessage]) -> ModelResponse:

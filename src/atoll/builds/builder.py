@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -26,6 +27,7 @@ from atoll.builds.plan import (
     RunStep,
     UserStep,
     WorkdirStep,
+    check_variables,
     expand,
 )
 from atoll.contract.errors import (
@@ -52,6 +54,11 @@ _MAX_SHOWN_CHARS = 4000
 """Of the output of a failed step, in the message."""
 _MAX_LABEL_CHARS = 200
 _OUTPUT_BYTES = 64 * 1024
+_UNREACHABLE = re.compile(
+    r"(?i)could not resolve|name resolution|name or service not known|getaddrinfo|EAI_AGAIN|network is unreachable"
+    r"|unable to resolve|no such host|\b403\b"
+)
+"""What programs print that would have connected to somewhere."""
 _COPY = """
 stage=$1 dest=$2 owner=$3 mode=$4; shift 4
 cd "$stage" || exit 1
@@ -120,6 +127,9 @@ class BuildOptions(NamedTuple):
     limits: Limits = Limits()
     network: NetworkPolicy | None = None
     """Unset: no connection leaves the sandbox of a step."""
+    sudo: bool = False
+    """Whether `sudo` works in steps of `user`, or of the base image's own user. It is no part of the result: it
+    is asked for with each sandbox."""
     uses_cache: bool = True
     """False: every step is run."""
     step_timeout_s: float = STEP_TIMEOUT_S
@@ -217,7 +227,7 @@ class _Build:
                 try:
                     await self._take(state, step)
                 except BuildFailed as error:
-                    raise self._failed(error.message) from None
+                    raise self._failed(error.message, error.hint) from None
                 except (FileError, UserNotFound, InvalidRequest) as error:
                     raise self._failed(f"{_shown(step)}: {error.message}") from None
             self._step = 0
@@ -264,6 +274,7 @@ class _Build:
                 start_command=version.start_command,
                 ready_command=version.ready_command,
             )
+        self._engine.effective_limits(self._options.limits, self._runtime)  # refuses one that cannot be used
         if not self._engine.runtimes()[self._runtime].several_users:
             raise BuildFailed(f"{self._runtime} has one user; a build needs root, too: use crun, runc or runsc")
         base = await self._engine.images.resolve(wanted, progress=self._options.progress)
@@ -282,13 +293,18 @@ class _Build:
         self._tell("begun", _shown(step))
         match step:
             case EnvStep():
-                before = state.variables
-                state.env |= {name: expand(value, before) for name, value in step.variables.items()}
+                before, after = state.variables, dict[str, str]()
+                for name, text in step.variables.items():
+                    after[name] = expand(text, before)
+                    check_variables(after)
+                state.env |= after
+                check_variables(state.env, state.arguments)
             case ArgStep():
                 given = self._plan.arguments.get(step.name)
                 value = given if given is not None else step.default and expand(step.default, state.variables)
                 if value is not None:
                     state.arguments[step.name] = value
+                    check_variables(state.env, state.arguments)
             case UserStep():
                 state.user = state.chosen_user = expand(step.user, state.variables)
                 if not state.user:
@@ -357,7 +373,10 @@ class _Build:
             return
         why = "used up its memory" if done.out_of_memory else f"failed with exit code {done.exit_code}"
         output = done.stdout.decode("utf-8", "replace").strip()[-_MAX_SHOWN_CHARS:]
-        raise BuildFailed(f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing")
+        said = f"{what} {why}:\n{output}" if output else f"{what} {why}, and printed nothing"
+        if self._options.network is None and _UNREACHABLE.search(output):
+            said += "\n(no connection leaves a step unless the build allows it: `atoll build --allow registries`)"
+        raise BuildFailed(said)
 
     async def _enter(self, sandbox: Sandbox, cwd: str, user: str) -> None:
         """The directory of a step is made if it is missing. It belongs to the step's user."""
@@ -412,6 +431,7 @@ class _Build:
             runtime=self._runtime if is_first else None,
             limits=self._options.limits,
             network=self._options.network,
+            sudo=self._options.sudo,
             from_checkpoint=state.layer,
         )
         self._sandbox = made
@@ -433,8 +453,8 @@ class _Build:
     def _tell(self, kind: Literal["begun", "cached", "output"], text: str) -> None:
         self._on_event(BuildEvent(kind, self._step, len(self._plan.steps), text))
 
-    def _failed(self, message: str) -> BuildFailed:
-        return BuildFailed(f"step {self._step} of {len(self._plan.steps)}: {message}", step=self._step)
+    def _failed(self, message: str, hint: str | None = None) -> BuildFailed:
+        return BuildFailed(f"step {self._step} of {len(self._plan.steps)}: {message}", step=self._step, hint=hint)
 
 
 async def _found(sandbox: Sandbox, stage: str, step: CopyStep) -> Sequence[str]:

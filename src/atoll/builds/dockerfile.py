@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from atoll.builds.plan import (
     MAX_STEPS,
+    MAX_TEXT_CHARS,
     ArgStep,
     BuildPlan,
     BuildStep,
@@ -24,11 +25,13 @@ from atoll.builds.plan import (
     RunStep,
     UserStep,
     WorkdirStep,
+    check_variables,
     expand,
 )
 from atoll.contract.errors import BuildFailed
 
 MAX_DOCKERFILE_BYTES = 1024 * 1024
+_MAX_PATH_CHARS = 4096
 SHELL = ("/bin/sh", "-c")
 ALLOWED = "FROM, RUN, COPY, ADD, WORKDIR, ENV, ARG, USER, CMD, ENTRYPOINT, SHELL, EXPOSE, LABEL, VOLUME"
 PASSED_OVER = frozenset({"EXPOSE", "LABEL", "VOLUME", "STOPSIGNAL", "MAINTAINER"})
@@ -58,14 +61,19 @@ class Instruction(NamedTuple):
 
 
 def parse_dockerfile(
-    text: str, *, arguments: Mapping[str, str] | None = None, pack: PackSources | None = None
+    text: str,
+    *,
+    arguments: Mapping[str, str] | None = None,
+    pack: PackSources | None = None,
+    archive: str | None = None,
 ) -> BuildPlan:
-    """The plan of a Dockerfile. `pack` None: it may not copy files.
+    """The plan of a Dockerfile. What it copies is chosen now by `pack`; or when the step runs, from all that is in
+    `archive`, whatever `.dockerignore` says. With neither it may not copy files.
 
     Raises:
         BuildFailed: it cannot be read, or has what is not supported; the message begins with the line's number.
     """
-    reader = _DockerfileReader(arguments or {}, pack)
+    reader = _DockerfileReader(arguments or {}, pack, archive)
     for instruction in instructions(text):
         try:
             reader.take(instruction)
@@ -75,7 +83,12 @@ def parse_dockerfile(
             raise _refused(instruction.line, error.message) from None
         except ValueError as error:  # of a model, or of shlex
             raise _refused(instruction.line, f"{instruction.name}: {_first_line(error)}") from None
-    return reader.plan()
+    try:
+        return reader.plan()
+    except BuildFailed:
+        raise
+    except ValueError as error:  # of a model
+        raise BuildFailed(f"the Dockerfile cannot be built: {_first_line(error)}") from None
 
 
 def instructions(text: str) -> Iterator[Instruction]:
@@ -114,6 +127,13 @@ def instructions(text: str) -> Iterator[Instruction]:
         yield Instruction(begin + 1, name, rest, tuple(bodies))
 
 
+def unused_arguments(text: str, arguments: Iterable[str]) -> list[str]:
+    """Those of the build arguments that no ARG of a Dockerfile declares."""
+    said = [shlex.split(each.rest) for each in instructions(text) if each.name == "ARG"]
+    declared = {word.partition("=")[0] for words in said for word in words}
+    return [each for each in arguments if each not in declared]
+
+
 def _directives(lines: Sequence[str]) -> tuple[str, int]:
     """The character that continues lines, and how many lines are parser directives."""
     escape = "\\"
@@ -148,9 +168,13 @@ def _join(lines: Sequence[str], at: int, escape: str) -> tuple[str, int]:
 
 
 class _DockerfileReader:
-    def __init__(self, arguments: Mapping[str, str], pack: PackSources | None) -> None:
+    def __init__(self, arguments: Mapping[str, str], pack: PackSources | None, archive: str | None) -> None:
         self._arguments = arguments
         self._pack = pack
+        self._archive = archive
+        self._known: dict[str, str] = {}
+        """Variables so far, as far as they are known without the base."""
+        self._known_arguments: dict[str, str] = {}
         self._global: dict[str, str] = {}
         """The arguments before FROM, which are known to it alone."""
         self._image: str | None = None
@@ -181,6 +205,10 @@ class _DockerfileReader:
             raise BuildFailed(f"{name} comes before FROM; only ARG may")
         if not instruction.rest:
             raise BuildFailed(f"{name} has no arguments")
+        if len(instruction.rest) > MAX_TEXT_CHARS:
+            raise BuildFailed(f"{name} is longer than {MAX_TEXT_CHARS} characters; copy what is long as a file")
+        if name in ("WORKDIR", "USER") and len(instruction.rest) > _MAX_PATH_CHARS:
+            raise BuildFailed(f"{name} is longer than {_MAX_PATH_CHARS} characters")
         if len(self._steps) >= MAX_STEPS:
             raise BuildFailed(f"the Dockerfile has more than {MAX_STEPS} steps")
         handler(self, instruction)
@@ -256,16 +284,24 @@ class _DockerfileReader:
                 )
         if instruction.name == "ADD" and any(re.search(r"\.(tar|tgz|tbz2?|txz)(\.\w+)?$", each) for each in sources):
             raise BuildFailed("ADD of an archive is not supported; use COPY, and unpack it with RUN tar")
-        if self._pack is None:
+        wanted = tuple(expand(source, self._variables()) for source in sources)
+        if self._pack is not None:
+            archive, names = self._pack(wanted, flags.get("exclude", ()))
+        elif self._archive is None:
             raise BuildFailed(f"{instruction.name} needs a directory with files, and there is none")
-        known = {**self._global_known(), **self._constants()}
-        archive, names = self._pack([expand(source, known) for source in sources], flags.get("exclude", ()))
+        elif "exclude" in flags:
+            raise BuildFailed(f"{instruction.name} --exclude needs the directory; of an archive, name what is copied")
+        elif "" in wanted:
+            raise BuildFailed("a source of a copy is empty; is a variable not set?")
+        else:
+            archive, names = self._archive, tuple(each.lstrip("/") or "." for each in wanted)
         if len(names) > 1 and not destination.endswith("/"):
             raise BuildFailed(f"{len(names)} files match; the destination of several has to end with '/'")
         self._steps.append(
             CopyStep(
                 archive=archive,
                 sources=names,
+                are_patterns=self._pack is None,
                 destination=destination,
                 owner=flags["chown"][-1] if "chown" in flags else None,
                 mode=flags["chmod"][-1] if "chmod" in flags else None,
@@ -273,22 +309,8 @@ class _DockerfileReader:
             )
         )
 
-    def _global_known(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for step in self._steps:
-            if isinstance(step, ArgStep):
-                value = self._arguments.get(step.name, step.default)
-                value = self._global.get(step.name) if value is None else value
-                if value is not None:
-                    known[step.name] = expand(value, known)
-        return known
-
-    def _constants(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for step in self._steps:
-            if isinstance(step, EnvStep):
-                known |= {name: expand(value, known) for name, value in step.variables.items()}
-        return known
+    def _variables(self) -> dict[str, str]:
+        return {**self._known_arguments, **self._known}
 
     def _workdir(self, instruction: Instruction) -> None:
         self._steps.append(WorkdirStep(path=_unquoted(instruction.rest)))
@@ -297,7 +319,18 @@ class _DockerfileReader:
         self._steps.append(UserStep(user=_unquoted(instruction.rest)))
 
     def _env(self, instruction: Instruction) -> None:
-        self._steps.append(EnvStep(variables=_pairs(instruction)))
+        step, before = EnvStep(variables=_pairs(instruction)), self._variables()
+        self._steps.append(step)
+        for name, value in step.variables.items():
+            self._know(self._known, name, value, before)
+
+    def _know(self, known: dict[str, str], name: str, value: str, before: Mapping[str, str]) -> None:
+        try:
+            known[name] = expand(value, before)
+            check_variables(self._known, self._known_arguments)
+        except BuildFailed as error:
+            if "unset" not in error.details:  # the base may set it
+                raise
 
     def _arg(self, instruction: Instruction) -> None:
         for word in shlex.split(instruction.rest):
@@ -306,10 +339,16 @@ class _DockerfileReader:
             if self._image is None:
                 given = self._arguments.get(name, default)
                 self._global[name] = expand(given or "", self._global)
+                check_variables(self._global)
                 continue
             if default is None and name in self._global and name not in self._arguments:
                 default = self._global[name].replace("\\", "\\\\").replace("$", "\\$")
-            self._steps.append(ArgStep(name=name, default=default))
+            step = ArgStep(name=name, default=default)
+            self._steps.append(step)
+            if name in self._arguments:
+                self._known_arguments[name] = self._arguments[name]
+            elif default is not None:
+                self._know(self._known_arguments, name, default, self._variables())
 
     def _shell_form(self, instruction: Instruction) -> None:
         words = _exec_form(instruction.rest)
@@ -346,16 +385,16 @@ def _flags(
     several: set[str] = frozenset(),  # type: ignore[assignment]
 ) -> tuple[dict[str, list[str]], str]:
     flags: dict[str, list[str]] = {}
-    rest = instruction.rest
-    while found := _FLAG.match(rest):
+    rest, at = instruction.rest, 0
+    while found := _FLAG.match(rest, at):
         if found[1] not in known:
             raise BuildFailed(f"{instruction.name} --{found[1]} is not supported")
         if found[1] in flags and found[1] not in several:
             raise BuildFailed(f"{instruction.name} --{found[1]} is given twice")
         if found[1] != "link":  # says how layers are stored, which is ours to decide
             flags.setdefault(found[1], []).append(found[2] or "")
-        rest = rest[found.end() :]
-    return flags, rest
+        at = found.end()
+    return flags, rest[at:]
 
 
 def _exec_form(rest: str) -> tuple[str, ...] | None:

@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from atoll.contract.documented import Documented
 from atoll.contract.errors import BuildFailed
 from atoll.contract.model import MAX_COMMAND_CHARS
-from atoll.tools.tool import StrictModel
 
 MAX_STEPS = 256
 MAX_SOURCES = 4096
@@ -23,6 +25,8 @@ MAX_SOURCES = 4096
 MAX_TEXT_CHARS = 64 * 1024
 """Of one command, path or value."""
 MAX_EXPANDED_CHARS = 256 * 1024
+MAX_VARIABLES_CHARS = 1024 * 1024
+"""Of the names and values of all variables of a build. A program can be given no more."""
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS, pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Words = Annotated[tuple[Text, ...], Field(min_length=1, max_length=1024)]
@@ -31,12 +35,28 @@ KeptWords = Annotated[
 ]
 _REFERENCE = re.compile(
     r"\\(?P<escaped>.)|\$(?P<plain>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:?[-+?])?(?P<word>[^{}]*)\}",
+    r"|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*+)(?P<rest>:?[-+?])?(?P<word>[^{}]*+)\}",
     re.DOTALL,
 )
+"""Possessive: a brace that is never closed would be looked for again from each character of the name."""
 
 
-class RunStep(StrictModel):
+class PlanModel(Documented):
+    """The base of what a plan is made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        """With `kind` required: it tells steps apart."""
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        shown = handler.resolve_ref_schema(schema)
+        if "kind" in shown.get("properties", {}):
+            shown["required"] = ["kind", *shown.get("required", [])]
+        return schema
+
+
+class RunStep(PlanModel):
     """Run a program. What it leaves running ends with the step."""
 
     kind: Literal["run"] = "run"
@@ -49,7 +69,7 @@ class RunStep(StrictModel):
     """It is run even if its result is kept."""
 
 
-class CopyStep(StrictModel):
+class CopyStep(PlanModel):
     """Copy files of an archive."""
 
     kind: Literal["copy"] = "copy"
@@ -68,24 +88,24 @@ class CopyStep(StrictModel):
     force: bool = False
 
 
-class WorkdirStep(StrictModel):
+class WorkdirStep(PlanModel):
     kind: Literal["workdir"] = "workdir"
     path: Text
 
 
-class UserStep(StrictModel):
+class UserStep(PlanModel):
     kind: Literal["user"] = "user"
     user: Text
 
 
-class EnvStep(StrictModel):
+class EnvStep(PlanModel):
     """Set variables, for the steps after it and for sandboxes of the template."""
 
     kind: Literal["env"] = "env"
     variables: Annotated[dict[VariableName, Text], Field(min_length=1, max_length=256)]
 
 
-class ArgStep(StrictModel):
+class ArgStep(PlanModel):
     """Declare a build argument: a variable of the steps after it alone."""
 
     kind: Literal["arg"] = "arg"
@@ -96,7 +116,7 @@ class ArgStep(StrictModel):
 BuildStep = Annotated[RunStep | CopyStep | WorkdirStep | UserStep | EnvStep | ArgStep, Field(discriminator="kind")]
 
 
-class BuildPlan(StrictModel):
+class BuildPlan(PlanModel):
     """A build. The first user and directory are those of the steps before the first that names others."""
 
     image: Text | None = None
@@ -110,6 +130,16 @@ class BuildPlan(StrictModel):
     """Of sandboxes, if no step names one. Unset: the base's."""
     start_command: KeptWords = ()
     ready_command: KeptWords = ()
+
+
+def check_variables(*variables: Mapping[str, str]) -> None:
+    """
+    Raises:
+        BuildFailed: together they are too long.
+    """
+    size = sum(len(name) + len(value) for each in variables for name, value in each.items())
+    if size > MAX_VARIABLES_CHARS:
+        raise BuildFailed(f"the variables of the build have {size} characters; they may have {MAX_VARIABLES_CHARS}")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -137,7 +167,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
                 known = expand(word, variables) if is_set else ""
             case "?":
                 if not is_set:
-                    raise BuildFailed(f"the variable {name} is not set: {word[:200] or found[0][:200]}")
+                    raise BuildFailed(f"the variable {name} is not set: {word[:200] or found[0][:200]}", unset=name)
         size += len(known or "")
         if size > MAX_EXPANDED_CHARS:
             raise BuildFailed(f"{text[:100]!r} is longer than {MAX_EXPANDED_CHARS} characters when it is expanded")

@@ -76,6 +76,12 @@ async def label_of(engine: Engine, spec: BuildSpec) -> str:
     return f"{_label_prefix(spec.sha256)}{base[:12]}"
 
 
+async def built_sizes(engine: Engine) -> dict[str, int]:
+    """What the checkpoints of built bundles take on the disk, by their labels."""
+    found = await engine.checkpoints()
+    return {each.label: each.size_bytes or 0 for each in found if each.label and each.label.startswith(_LABEL)}
+
+
 async def remove_built(engine: Engine, sha256: str) -> int:
     """Remove what was built of a bundle. Returns how many checkpoints there were."""
     labelled = [each for each in await engine.checkpoints() if (each.label or "").startswith(_label_prefix(sha256))]

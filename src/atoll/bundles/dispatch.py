@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import marshal
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,19 +49,24 @@ _MAX_TEXT_CHARS = 16 * 1024
 
 _PROGRAM = (
     "#atoll-dispatcher\n"
-    "import os,sys\n"
-    "b=b''\n"
-    "while b'\\n' not in b:\n"
-    " d=os.read(3,1<<20)\n"
-    " if not d:sys.exit(0)\n"
-    " b+=d\n"
-    "import json\n"
-    "l,b=b.split(b'\\n',1)\n"
+    "import os,sys,marshal\n"
+    "def r(n):\n"
+    " b=b''\n"
+    " while len(b)<n:\n"
+    "  d=os.read(3,n-len(b))\n"
+    "  if not d:sys.exit(0)\n"
+    "  b+=d\n"
+    " return b\n"
+    "m=sys.modules.get('_frozen_importlib_external')\n"
+    "m=getattr(m,'MAGIC_NUMBER',b'')\n"
+    "x=r(4)==m\n"
+    "t,c=(r(int(r(8)))for _ in'tc')\n"
     "g={'__name__':'atoll_dispatcher'}\n"
-    "exec(compile(json.loads(l),'<atoll dispatcher>','exec'),g)\n"
-    "g['main'](b)\n"
+    "exec(marshal.loads(c)if x else compile(t,'<atoll dispatcher>','exec'),g)\n"
+    "g['main'](b'')\n"
 )
-"""Reads the text of the dispatcher from its channel: as an argument it would be in every list of processes."""
+"""Reads the dispatcher from its channel: as an argument it would be in every list of processes. It comes as text, which
+any interpreter can compile, and compiled, for one with the bytecode of this one, where that saves 6 ms."""
 
 OnToolOutput = Callable[[bytes], None]
 """Receives what tools print."""
@@ -131,7 +138,8 @@ class Dispatcher:
             await self._channel.send(_source() + encode(hello))
         await self._first(self._ready, START_S)
         if self._lost.done():
-            raise SandboxError(f"the dispatcher of the tools did not start: {self._lost.result()}")
+            why = self._lost.result()
+            raise SandboxError(f"the dispatcher of the tools did not start: {why}{_hint(why)}")
         if not self._ready.done():
             raise BundleFailed("bundle_entrypoint_invalid", f"the tools could not be imported within {START_S:g} s")
         errors = _errors(self._ready.result())
@@ -263,6 +271,12 @@ class Dispatcher:
             self._lost.set_result(why)
 
 
+def _hint(why: str) -> str:
+    if why != "it ended with exit code 127":
+        return ""
+    return "; the image has no python3 on its PATH, or a variable or secret of the config has replaced PATH"
+
+
 def _check_length(line: bytes | bytearray) -> None:
     if len(line) > MAX_LINE_BYTES:
         raise ChannelViolation(f"a message is longer than {MAX_LINE_BYTES} bytes")
@@ -303,5 +317,6 @@ def _errors(ready: dict[str, Any]) -> list[str]:
 
 @cache
 def _source() -> bytes:
-    text = Path(__file__).with_name("inside").joinpath("dispatcher.py").read_text()
-    return pydantic_core.to_json(text) + b"\n"
+    text = Path(__file__).with_name("inside").joinpath("dispatcher.py").read_bytes()
+    compiled = marshal.dumps(compile(text, "<atoll dispatcher>", "exec", dont_inherit=True, optimize=0))
+    return b"%b%8d%b%8d%b" % (MAGIC_NUMBER, len(text), text, len(compiled), compiled)

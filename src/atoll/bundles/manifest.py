@@ -139,7 +139,11 @@ class BundleManifest(StrictModel):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise invalid("manifest.json: " + "; ".join(_words(each) for each in error.errors()[:8])) from None
+            errors = error.errors()
+            within = {each["loc"][:1] for each in errors if len(each["loc"]) > 1}
+            # A list whose items are all wrong is said to be too short as well.
+            told = [each for each in errors if each["type"] != "too_short" or each["loc"] not in within]
+            raise invalid("manifest.json: " + "; ".join(map(_words, told[:8]))) from None
 
 
 def invalid(message: str) -> BundleFailed:
@@ -153,6 +157,14 @@ def _words(error: pydantic_core.ErrorDetails) -> str:
         return f"{where} is missing"
     if error["type"] == "extra_forbidden":
         return f"there is no field {quoted(where)}"
+    if error["type"] in {"too_short", "too_long"}:
+        about = error["ctx"]
+        bound = (
+            f"no fewer than {about['min_length']}" if "min_length" in about else f"no more than {about['max_length']}"
+        )
+        return f"{where} has {about['actual_length']} items; it may have {bound}"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{where} has a NUL byte in it, which no command can have"
     if where == "schema_version":
         return f"schema_version is {quoted(error['input'])}; this server reads version 1"
     reason = error["msg"].removeprefix("Value error, ").replace("Input should", "it should")

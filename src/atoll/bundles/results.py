@@ -1,26 +1,37 @@
 """What a tool of a bundle has returned, as a result for a model.
 
-Owns the kinds of parts, and what a model sees of each: text and images as such, all else as its URL. Nothing that comes
-from a workspace is trusted: shapes and sizes are checked here, whatever was checked inside. Used by `dispatch.py`.
+Owns the kinds of parts, and what each may be: text, something that models may be shown, or a URL that is text for every
+model. Nothing that comes from a workspace is trusted: shapes and sizes are checked here, whatever was checked inside.
+Not here: which model takes what (`agents/media.py`). Used by `dispatch.py`, and for what clients return.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from typing import Any, Literal, get_args
 
 from atoll.code.messages import ChannelViolation
-from atoll.tools.tool import ContentPart, ImagePart, TextPart, ToolResult, readable
+from atoll.tools.tool import ContentPart, ImagePart, MediaKind, MediaPart, TextPart, ToolResult, readable
 
 PartKind = Literal["text", "image-url", "audio-url", "video-url", "document-url", "web-url", "api-url"]
 PART_KINDS: tuple[str, ...] = get_args(PartKind)
 MAX_PARTS = 64
-MAX_SHOWN_CHARS = 100
-"""Of a `data:` URL that no model can be shown."""
+MAX_MEDIA_CHARS = 5 * 1024 * 1024
+"""Of one `data:` URL that a model is shown, which is what providers take of an image. A larger one is text."""
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 """What models that see can be shown."""
+_MEDIA: dict[str, frozenset[str]] = {
+    "audio": frozenset({"audio/wav", "audio/mpeg", "audio/ogg", "audio/flac", "audio/aac", "audio/aiff"}),
+    "video": frozenset({"video/mp4", "video/webm", "video/quicktime", "video/mpeg", "video/x-matroska"}),
+    "document": frozenset({"application/pdf"}),
+}
+"""Of each kind, the types that some model takes."""
+_ALIASES = {"audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav", "audio/wave": "audio/wav", "image/jpg": "image/jpeg"}
+_TEXTS = frozenset({"application/json", "application/xml", "application/yaml"})
+"""Documents that are text, beside `text/…`."""
 _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+)(?:;[a-zA-Z0-9=.+_-]+){0,4};base64,", re.ASCII)
 _WEB_URL = re.compile(r"https?://[^\s\x00-\x1f\"<>\\]+", re.IGNORECASE)
 
@@ -52,20 +63,30 @@ def _part(given: Any) -> ContentPart:
         raise ChannelViolation("the dispatcher sent a part that is no text")
     if kind == "text":
         return TextPart(text=readable(value))
+    name = kind.removesuffix("-url")
+    media_kind: MediaKind | None = name if name in _MEDIA or name == "image" else None
     if _WEB_URL.fullmatch(value):
-        return TextPart(text=f"[{kind.removesuffix('-url')}] {readable(value)}")
+        url = readable(value)
+        return TextPart(text=f"[{name}] {url}") if media_kind is None else MediaPart(kind=media_kind, url=url)
     found = _DATA_URL.match(value)
     if found is None:
-        return TextPart(text=f"[{kind.removesuffix('-url')}: a URL that is neither http(s):// nor data: with base64]")
-    return _embedded(kind.removesuffix("-url"), found[1].lower(), value, found.end())
+        return TextPart(text=f"[{name}: a URL that is neither http(s):// nor data: with base64]")
+    return _embedded(media_kind or "document", name, found[1].lower(), value[found.end() :])
 
 
-def _embedded(kind: str, mime_type: str, url: str, at: int) -> ContentPart:
-    data = url[at:]
+def _embedded(kind: MediaKind, name: str, mime_type: str, data: str) -> ContentPart:
     try:
-        size = len(base64.b64decode(data, validate=True))
+        content = base64.b64decode(data, validate=True)
     except binascii.Error:
-        return TextPart(text=f"[{kind}: the data: URL is not base64]")
-    if kind == "image" and mime_type in IMAGES and size:
-        return ImagePart(data=data, mime_type=mime_type)
-    return TextPart(text=f"[{kind}: {mime_type}, {size} bytes] {readable(url[:MAX_SHOWN_CHARS])}…")
+        return TextPart(text=f"[{name}: the data: URL is not base64]")
+    mime_type = _ALIASES.get(mime_type, mime_type)
+    part = MediaPart(kind=kind, url=f"data:{mime_type};base64,{data}")
+    if name == "document" and (mime_type.startswith("text/") or mime_type in _TEXTS):
+        with contextlib.suppress(UnicodeDecodeError):
+            return TextPart(text=readable(content.decode("utf-8")))
+    if content and name == kind and len(data) <= MAX_MEDIA_CHARS:
+        if kind == "image" and mime_type in IMAGES:
+            return ImagePart(data=data, mime_type=mime_type)
+        if mime_type in _MEDIA.get(kind, ()):
+            return part
+    return TextPart(text=part.text.replace(f"[{kind}:", f"[{name}:", 1))

@@ -43,6 +43,7 @@ from atoll.contract.errors import (
     Unenforceable,
     VolumeExists,
     VolumeNotFound,
+    told_elsewhere,
 )
 from atoll.contract.model import RESERVED_LABELS, VOLUME_PREFIX, Limits, Mount, RuntimeName, SandboxInfo, Status
 from atoll.contract.network import REGISTRIES, NetworkPolicy
@@ -270,7 +271,7 @@ class Workspace:
         except BundleFailed as error:
             return failure(f"the workspace did not start ({error.reason}): {error.message}", error.reason)
         except AtollError as error:
-            return failure(f"the workspace failed: {error.message}", error.code, retryable=error.retryable)
+            return failure(f"the workspace failed: {told_elsewhere(error)}", error.code, retryable=error.retryable)
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[None]:
@@ -468,7 +469,7 @@ class Workspace:
 
     async def _fail(self, error: BaseException) -> None:
         reason = error.reason if isinstance(error, BundleFailed) else None
-        message = error.message if isinstance(error, AtollError) else "the boot was interrupted"
+        message = told_elsewhere(error) if isinstance(error, AtollError) else "the boot was interrupted"
         self._take_output(f"{message}\n".encode())
         try:
             await self._note(state="failed", reason=reason, message=message, ended_at=datetime.now(UTC))

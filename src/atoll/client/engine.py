@@ -2,8 +2,8 @@
 
 Owns how each public method becomes requests, and what a server cannot be asked for. Its sandboxes are the usual ones
 (`runtime/sandbox.py`), reached through tunnels (`sandboxes.py`). Not here: what the methods promise (`Engine` in
-`runtime/interface.py`), images and volumes (`stores.py`), requests (`http.py`). Used by programs, and by the command
-line where ATOLL_URL is set.
+`runtime/interface.py`), images and volumes (`stores.py`), templates and builds (`builds.py`), requests (`http.py`).
+Used by programs, and by the command line where ATOLL_URL is set.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from urllib.parse import quote
 import anyio
 import anyio.lowlevel
 
+from atoll.client.builds import RemoteBuilds, RemoteTemplates
 from atoll.client.failures import error_of
 from atoll.client.http import HttpClient, new_key, path_of
 from atoll.client.sandboxes import RemoteSandboxes
@@ -55,9 +56,9 @@ from atoll.contract.model import (
     WarmPool,
     check_labels,
 )
-from atoll.contract.names import DEFAULT_NAMESPACE, check_name
+from atoll.contract.names import DEFAULT_NAMESPACE, TEMPLATE_PREFIX, check_name
 from atoll.contract.network import AuditRecord, NetworkPolicy
-from atoll.runtime.interface import Engine, SandboxKeywords, Templates
+from atoll.runtime.interface import Engine, SandboxKeywords
 from atoll.runtime.lifecycle.warm_pool import check_count
 from atoll.runtime.lifetimes import AwaitableContext, BackgroundTasks
 from atoll.runtime.sandbox import Sandbox
@@ -170,6 +171,8 @@ class RemoteEngine(Engine):
         self._sandboxes = RemoteSandboxes(self, http, tasks)
         self._images = RemoteImages(http)
         self._volumes = RemoteVolumes(http)
+        self._templates = RemoteTemplates(http)
+        self._builds = RemoteBuilds(http)
         self._default_image = str(host["image"])
         self._default_runtime: RuntimeName | None = host.get("runtime")
         self._namespace = str(host["tenant"])
@@ -203,8 +206,13 @@ class RemoteEngine(Engine):
         return self._volumes
 
     @property
-    def templates(self) -> Templates:
-        self._elsewhere("its templates", "atoll templates")
+    def templates(self) -> RemoteTemplates:
+        return self._templates
+
+    @property
+    def builds(self) -> RemoteBuilds:
+        """Builds of templates by the server."""
+        return self._builds
 
     @property
     def storage(self) -> LoopStorage:
@@ -237,7 +245,7 @@ class RemoteEngine(Engine):
 
     def _elsewhere(self, what: str, command: str) -> NoReturn:
         raise InvalidRequest(
-            f"the sandboxes are those of {self.url}, and {what} is not shown to clients; run '{command}' on that "
+            f"the sandboxes are those of {self.url}, and clients are not shown {what}; run '{command}' on that "
             "machine, without ATOLL_URL"
         )
 
@@ -268,6 +276,7 @@ class RemoteEngine(Engine):
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        sudo: bool = False,
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
@@ -285,6 +294,7 @@ class RemoteEngine(Engine):
             "cwd": cwd,
             "ephemeral": ephemeral,
             "pause_after_s": pause_after_s,
+            "sudo": sudo,
             "network": _plain(network),
             "labels": dict(labels or {}),
             "ttl_s": ttl_s,
@@ -305,8 +315,9 @@ class RemoteEngine(Engine):
                 body["secrets"] = {each: _secret(one) for each, one in secrets.items()}
             if secret_env:
                 body["secret_env"] = {each: _clear(value) for each, value in secret_env.items()}
-            if progress is not None and from_checkpoint is None:
-                await self._images.resolve(image or self.default_image, progress=progress)
+            wanted = image or self.default_image
+            if progress is not None and from_checkpoint is None and not wanted.startswith(TEMPLATE_PREFIX):
+                await self._images.resolve(wanted, progress=progress)
             made = await self._made(path_of("sandboxes"), body, undo=self._undo_create)
             sandbox = self._sandboxes.open(SandboxInfo.model_validate(made))
             if ephemeral:  # it ends with its last client, which is this one

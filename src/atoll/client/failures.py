@@ -12,6 +12,7 @@ from functools import cache
 
 from atoll.contract.errors import (
     AtollError,
+    BuildFailed,
     BundleFailed,
     FileError,
     InvalidRequest,
@@ -26,6 +27,7 @@ _ATTRIBUTES: dict[type[AtollError], dict[str, object]] = {
     SandboxNotFound: {"name": "", "known": []},
     UserNotFound: {"user": ""},
     ToolCallError: {"type": ""},
+    BuildFailed: {"step": None},
     BundleFailed: {"reason": ""},
 }
 """What some classes have besides, and its value where an answer does not say it."""

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 async def events_of(
-    http: HttpClient, method: str, path: str, body: Mapping[str, object] | None = None
+    http: HttpClient,
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    params: Mapping[str, object] | None = None,
 ) -> AsyncIterator[tuple[str, Any]]:
     """The name and data of each event of an answer that goes on, until the server ends it.
 
@@ -39,7 +44,7 @@ async def events_of(
     content = None
     if body is not None:
         headers["Content-Type"], content = "application/json", json.dumps(body).encode()
-    async with http.stream(method, path, content=content, headers=headers) as answer:
+    async with http.stream(method, path, params=params, content=content, headers=headers) as answer:
         name, data = "message", ""
         async for line in answer.aiter_lines():
             field, _, value = line.partition(": ")

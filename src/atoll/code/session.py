@@ -391,10 +391,12 @@ class CodeSession:
         output_limit_bytes: int = 1 << 20,
         on_output: OnCellOutput | None = None,
         on_part: OnCellPart | None = None,
+        is_typescript: bool = False,
     ) -> CellOutcome:
         """Run a cell to its end. If this is cancelled, the cell is interrupted first, and its variables stay.
 
-        Time in which a call waits for an approval does not count as time of the cell.
+        Time in which a call waits for an approval does not count as time of the cell. With `is_typescript`, a kernel of
+        JavaScript takes the types off the code; where the image has nothing that can, the cell ends with an error.
 
         Raises:
             SandboxError: the sandbox is gone.
@@ -407,7 +409,8 @@ class CodeSession:
             for stream, early in self._early.items():  # what background tasks have printed between cells
                 await cell.add(stream, ANY_MARKER.split(early)[-1])
                 early.clear()
-            message = self._language.encode({"t": "run", "cell": cell.number, "code": code, "marker": marker})
+            asked: dict[str, Any] = {"t": "run", "cell": cell.number, "code": code, "marker": marker}
+            message = self._language.encode({**asked, "typescript": True} if is_typescript else asked)
             return await self._follow(cell, timeout_s, message)
 
     async def finish(self, *, timeout_s: float | None = None) -> CellOutcome:

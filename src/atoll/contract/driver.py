@@ -46,6 +46,9 @@ class Capabilities(Frozen):
     """All processes of a sandbox can be frozen in memory at once."""
     mounts: bool = False
     """Directories of the host can be mounted (`Launch.mounts`)."""
+    sudo: bool = False
+    """The guest can start commands as root for another user (`SandboxSpec.sudo`): inside, only root
+    writes to /run, where its supervisors listen."""
     disk_limit: bool
     """The file system of the layers can limit what is written to one. `atoll storage` shows more."""
     chosen_by_default: bool

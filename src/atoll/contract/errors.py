@@ -19,6 +19,7 @@
     │   ├── ArchiveRefused          (ValueError)        the file is not an archive that can be imported
     │   ├── BuildFailed             (ValueError)        a step of a build failed, or it cannot be built
     │   ├── TemplateNotFound        (LookupError)       no template has this name, or not this tag
+    │   ├── BuildNotFound           (LookupError)       no build of a server has this id
     │   ├── BundleFailed            (ValueError)        a tool bundle cannot be used; `reason` says at which step
     │   ├── BundleNotFound          (LookupError)       no tool bundle has this id
     │   ├── ProjectConflict                             files of a project were changed since it was copied
@@ -75,6 +76,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from atoll.contract.model import ExecResult
+
+
+def told_elsewhere(error: AtollError) -> str:
+    """The message of an error as clients of a server may see it: without the images that its machine has."""
+    return error.message.partition(ImageUnavailable.PRESENT)[0]
 
 
 def install_extra(extra: str) -> str:
@@ -199,7 +205,11 @@ class ProcessNotFound(CallerError, LookupError):
 
 
 class ImageUnavailable(CallerError, LookupError):
+    """Where images of the machine are listed, that is the end of the message, after `PRESENT`: not for clients of a
+    server (`told_elsewhere`)."""
+
     code = "image_unavailable"
+    PRESENT: ClassVar[str] = " (present here: "
 
 
 class ImageNotFound(CallerError, LookupError):
@@ -234,6 +244,13 @@ class TemplateNotFound(CallerError, LookupError):
     def __init__(self, wanted: str, there: Sequence[str]) -> None:
         shown = ", ".join(there[:16]) or "none"
         super().__init__(f"there is no template {wanted!r}; there are: {shown}", template=wanted)
+
+
+class BuildNotFound(CallerError, LookupError):
+    code = "build_not_found"
+
+    def __init__(self, build: str, message: str | None = None) -> None:
+        super().__init__(message or f"no build has the id {build!r}; those of long ago are forgotten", build=build)
 
 
 class BundleFailed(CallerError, ValueError):
@@ -285,10 +302,11 @@ class QuotaExceeded(CallerError):
     code = "quota_exceeded"
 
     def __init__(self, quota: str, *, used: float, asked: float, allowed: float, message: str | None = None) -> None:
+        holders = "sandboxes, volumes or tool bundles" if quota == "disk_bytes" else "sandboxes"
         super().__init__(
             message
             or f"the tenant's quota of {quota} does not suffice: {used:,g} used, {asked:,g} asked for, {allowed:,g} "
-            "allowed; remove sandboxes that are not needed, ask for less, or have the quota raised",
+            f"allowed; remove {holders} that are not needed, ask for less, or have the quota raised",
             quota=quota,
             used=used,
             asked=asked,

@@ -1,7 +1,7 @@
 """Facts about the inside of every sandbox that several layers rely on.
 
 Used by the drivers, which set them for the guest, by `runtime/guest/process.py`, which sets them for commands, and by
-the egress server. The guest has the same default of PATH (`guest/supervisor.c`) for a client that sends no environment.
+the egress server. The guest has the same default of PATH (`guest/program.c`) for a client that sends no environment.
 """
 
 from __future__ import annotations

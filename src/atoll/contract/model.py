@@ -77,7 +77,7 @@ def check_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-OnExpiry = Literal["destroy", "sleep"]
+OnExpiry = Literal["destroy", "sleep", "pause"]
 Name = Annotated[str, AfterValidator(check_name)]
 Env = Annotated[dict[str, str], AfterValidator(check_env)]
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
@@ -172,6 +172,8 @@ class SandboxSpec(Frozen):
     and in its directory. Empty: none."""
     ready_command: CommandWords = ()
     """A program that is run until it succeeds, before the sandbox counts as created. Empty: none."""
+    sudo: bool = False
+    """True: `sudo` works inside, without a password, for the user of commands that name none."""
 
 
 class SandboxInfo(Frozen):
@@ -219,6 +221,8 @@ class SandboxInfo(Frozen):
     """Directories of the host and volumes that it sees, with the paths that they were found at."""
     ephemeral: bool = False
     """It ends when its last client disconnects."""
+    sudo: bool = False
+    """Whether `sudo` works inside for `user`."""
 
 
 class WarmPool(Frozen):
@@ -277,6 +281,10 @@ class Checkpoint(Frozen):
     `image` are empty. Unset: it can be read."""
 
 
+BuildStatus = Literal["waiting", "building", "ready", "failed", "cancelled", "interrupted"]
+"""Interrupted: the server ended. What the steps before have made is kept for the next build."""
+
+
 class TemplateVersion(Frozen):
     """What a template is under one of its tags: files, and what sandboxes that begin with them have."""
 
@@ -305,6 +313,42 @@ class Template(Frozen):
     created_at: datetime
     reason: str | None = None
     """Why its record cannot be read: it can only be removed then. Unset: it can be read."""
+
+
+class Build(Frozen):
+    """A build of a template by a server, as far as it has come."""
+
+    id: str
+    template: Name
+    tags: tuple[str, ...]
+    status: BuildStatus
+    created_at: datetime
+    ended_at: datetime | None = None
+    """Unset: it has not ended."""
+    steps: int = 0
+    """How many it has. 0: they are not known yet."""
+    step: int = 0
+    """The last that it has begun, from 1."""
+    reason: str | None = None
+    """Why it has failed."""
+    failed_step: int | None = None
+    """Unset: it has not failed, or in none of them."""
+    version: TemplateVersion | None = None
+    """What it has made, once it is `ready`."""
+
+
+class BuildLogLine(Frozen):
+    """A line of a build's log."""
+
+    number: int
+    """From 1."""
+    at: datetime
+    level: Literal["info", "error"]
+    kind: Literal["step", "cached", "output", "note"]
+    """A step begins; the result of one is kept from before; a step has printed it; anything else."""
+    step: int
+    """From 1. 0: it is about none."""
+    text: str
 
 
 class StorageInfo(Frozen):
@@ -437,6 +481,8 @@ class FileStat(Frozen):
     mtime: datetime
     target: str | None = None
     """The target of a symlink. Unset: it is not a symlink."""
+    xattrs: dict[str, bytes] = Field(default_factory=dict)
+    """The extended attributes that were asked for, by their whole names."""
 
 
 class FileEntry(FileStat):
@@ -538,3 +584,5 @@ class Usage(Frozen):
     """What it has written on top of its image."""
     oom_kills: int | None
     """How many of its processes the kernel has killed for memory."""
+    cache_bytes: int | None = None
+    """Of its memory, what holds contents of files, which the kernel gives back when memory is needed."""

@@ -188,15 +188,32 @@ def _check_rules(rules: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(parse_rule(text)) for text in texts))
 
 
+def _check_denied(rules: Sequence[str] | str) -> tuple[str, ...]:
+    checked = _check_rules(rules)
+    for text in checked:
+        if parse_rule(text).network is None:
+            raise InvalidRequest(
+                f"{text!r} cannot be denied: what is denied is an address or a range (192.0.2.7, 10.0.0.0/8), since a "
+                "host that is denied by its name could be reached by its address"
+            )
+    return checked
+
+
 class NetworkPolicy(FrozenRequest):
     """The network connections that a sandbox may make. What no rule allows is refused."""
 
     allow: Annotated[Sequence[str] | str, AfterValidator(_check_rules)] = ()
     """The rules, one or several, as `parse_rule` reads them. Empty: every connection is refused, with the reason."""
+    deny: Annotated[Sequence[str] | str, AfterValidator(_check_denied)] = ()
+    """Addresses and ranges that are refused whatever `allow` says, also when a name that is allowed leads there."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return tuple(parse_rule(rule) for rule in self.allow)
+
+    @property
+    def denied(self) -> tuple[Rule, ...]:
+        return tuple(parse_rule(rule) for rule in self.deny)
 
     @property
     def presets(self) -> frozenset[str]:

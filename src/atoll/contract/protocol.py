@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ MAX_RECORD = 65536
 INITIAL_CREDIT = 65536
 MAX_CHANNELS = 8
 FIRST_CHANNEL = 3
+MAX_XATTRS = 4096
+"""Bytes of the extended attributes that are sent of one file, encoded."""
 MAX_PATH = 4096
 """The kernel's limit, and so that of names and of where links point to."""
 
@@ -176,6 +178,7 @@ class Tag(IntEnum):
     CPU_US = 50
     QUIET = 51
     MERGE = 52
+    SUDO = 53
     PATH = 60
     OFFSET = 61
     LIMIT = 62
@@ -210,6 +213,8 @@ class Tag(IntEnum):
     CONTEXT = 91
     BEFORE = 92
     AFTER = 93
+    XATTR_PREFIX = 94
+    XATTRS = 95
     PORT = 100
     HOST = 101
     CONN = 102
@@ -224,6 +229,7 @@ STRING_TAGS = frozenset(
         Tag.ENV,
         Tag.CWD,
         Tag.STATE,
+        Tag.SUDO,
         Tag.PATH,
         Tag.TARGET,
         Tag.TO,
@@ -231,11 +237,12 @@ STRING_TAGS = frozenset(
         Tag.INCLUDE,
         Tag.EXCLUDE,
         Tag.OWNER,
+        Tag.XATTR_PREFIX,
         Tag.HOST,
     }
 )
 """Fields that hold bytes without a NUL."""
-BYTES_TAGS = frozenset({Tag.MESSAGE, Tag.COMMAND, Tag.NAME, Tag.TEXT, Tag.BEFORE, Tag.AFTER})
+BYTES_TAGS = frozenset({Tag.MESSAGE, Tag.COMMAND, Tag.NAME, Tag.TEXT, Tag.BEFORE, Tag.AFTER, Tag.XATTRS})
 """Fields that hold any bytes."""
 INTEGER_TAGS = frozenset(Tag) - STRING_TAGS - BYTES_TAGS
 """Fields that hold 8 bytes, signed, little endian."""
@@ -252,6 +259,7 @@ HEADER = struct.Struct("<IBBHI")
 _FIELD = struct.Struct("<HI")
 _INTEGER_FIELD = struct.Struct("<HIq")
 _INT64 = struct.Struct("<q")
+_UINT32 = struct.Struct("<I")
 
 _PRINTABLE = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in {9, 10}}
 
@@ -311,6 +319,24 @@ def encode_text(text: str, what: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidRequest(f"{what} holds a surrogate that stands for no byte: {text[:200]!r}") from None
+
+
+def encode_xattrs(xattrs: Mapping[str, bytes]) -> bytes:
+    """The value of XATTRS: each name with a NUL, the size of its value, and its value.
+
+    Raises:
+        InvalidRequest: a name is empty, holds a NUL or cannot be written as UTF-8, or all take more than 4096 bytes.
+    """
+    parts: list[bytes] = []
+    for name, value in xattrs.items():
+        raw = encode_text(name, "the name of an extended attribute")
+        if not raw or b"\0" in raw:
+            raise InvalidRequest(f"{name[:200]!r} cannot be the name of an extended attribute")
+        parts.append(raw + b"\0" + _UINT32.pack(len(value)) + value)
+    encoded = b"".join(parts)
+    if len(encoded) > MAX_XATTRS:
+        raise InvalidRequest(f"the extended attributes take {len(encoded)} bytes; {MAX_XATTRS} is the most")
+    return encoded
 
 
 # ------------------------------------------------------------------------------------------------------ decoding
@@ -426,6 +452,29 @@ class Fields:
     def time_ns(self, tag: Tag) -> datetime:
         """The same, from nanoseconds."""
         return _moment(self.integer(tag) // 1000)
+
+
+def decode_xattrs(raw: bytes) -> dict[str, bytes]:
+    """What `encode_xattrs` wrote. Bytes of names that are not UTF-8 become surrogates.
+
+    Raises:
+        GuestProtocolError: it is too long, cut off, or has an empty name.
+    """
+    if len(raw) > MAX_XATTRS:
+        raise GuestProtocolError(f"the guest sent {len(raw)} bytes of extended attributes")
+    found: dict[str, bytes] = {}
+    position = 0
+    while position < len(raw):
+        end = raw.find(b"\0", position)
+        begin = end + 1 + _UINT32.size
+        if end <= position or begin > len(raw):
+            raise GuestProtocolError("the guest sent a truncated extended attribute")
+        size = _UINT32.unpack_from(raw, end + 1)[0]
+        if size > len(raw) - begin:
+            raise GuestProtocolError("the guest sent an extended attribute that overruns its field")
+        found[raw[position:end].decode("utf-8", "surrogateescape")] = raw[begin : begin + size]
+        position = begin + size
+    return found
 
 
 def _missing(tag: Tag) -> GuestProtocolError:

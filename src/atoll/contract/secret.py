@@ -1,4 +1,5 @@
-"""Secrets as a caller passes them: values that are never shown, and the hosts that they are for.
+"""Secrets as a caller passes them: values that are never shown, and the hosts that they are for. And headers that are
+set in requests on their way out.
 
 Owns what is valid as a secret, a host and a header. Not here: how values are stored (`runtime/secrets/vault.py`) and
 put into requests (`runtime/secrets/injection.py`). No message here contains a value.
@@ -20,6 +21,8 @@ PLAIN_HTTP = "http://"
 _MIN_VALUE_CHARS, _MAX_VALUE_CHARS = 8, 8192
 """Of a value. A shorter one would be found in responses by chance."""
 _MAX_HOSTS = 64
+_MAX_HEADERS = 32
+"""For one host."""
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}\.)*{_LABEL}")
@@ -88,6 +91,41 @@ class Secret(BaseModel):
             problem = _message(error)
         if problem is not None:  # raised here, so that no traceback refers to the value
             raise InvalidRequest(problem)
+
+
+def check_request_headers(given: Mapping[str, Mapping[str, str | SecretStr]]) -> dict[str, dict[str, str]]:
+    """Headers to set in requests, by host in lower case. Of two that differ in case only, the last counts.
+
+    Raises:
+        InvalidRequest: a host, a header or a value is not valid. The message never contains a value.
+    """
+    if len(given) > _MAX_HOSTS:
+        raise InvalidRequest(f"headers are given for {len(given)} hosts; the limit is {_MAX_HOSTS}")
+    checked: dict[str, dict[str, str]] = {}
+    for host, headers in given.items():
+        try:
+            scheme = PLAIN_HTTP if host.lower().startswith(PLAIN_HTTP) else ""
+            name = host[len(scheme) :]
+            _check_host(name.removeprefix("*."))
+            if len(headers) > _MAX_HEADERS:
+                raise InvalidRequest(f"{len(headers)} headers are given for {host!r}; the limit is {_MAX_HEADERS}")
+            spelled = {_check_header(header): header for header in headers}
+            checked[scheme + name.lower()] = {
+                header: _check_header_value(header, headers[header]) for header in spelled.values()
+            }
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+    return checked
+
+
+def _check_header_value(header: str, value: str | SecretStr) -> str:
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    if len(text) > _MAX_VALUE_CHARS or not _VALUE.fullmatch(text):
+        raise ValueError(
+            f"the value of the header {header!r} must be printable ASCII of 1 to {_MAX_VALUE_CHARS} characters, "
+            "without a space at its ends"
+        )
+    return text
 
 
 def check_secret_env(given: Mapping[str, str | SecretStr]) -> dict[str, str]:

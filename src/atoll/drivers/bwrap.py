@@ -88,6 +88,7 @@ class BwrapDriver:
             terminal_keys=True,
             freeze=False,
             mounts=True,
+            sudo=True,
             disk_limit=self.layers.can_limit,
             chosen_by_default=False,
         )

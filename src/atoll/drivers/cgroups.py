@@ -267,6 +267,9 @@ class Cgroups:
             return int(text)
         return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key), None)
 
+    def cache_bytes(self, id: str) -> int | None:
+        return self.read(id, "memory/memory.stat", "memory.stat", "file" if self._mode == "v2" else "total_cache")
+
     def oom_kills(self, id: str) -> int | None:
         return self.read(id, "memory/memory.oom_control", "memory.events", "oom_kill")
 

@@ -196,6 +196,7 @@ class OciDriver:
             terminal_keys=not self._is_old,
             freeze="memory" in controllers,
             mounts=True,
+            sudo=True,
             disk_limit=disk_limit,
             chosen_by_default=True,
         )
@@ -448,4 +449,5 @@ class OciDriver:
             pids=self._cgroups.read(id, "pids/pids.current", "pids.current"),
             disk_bytes=0 if active_layer is None else await self.layers.size(active_layer / "upper"),
             oom_kills=self.oom_kills(id),
+            cache_bytes=self._cgroups.cache_bytes(id),
         )

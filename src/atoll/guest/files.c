@@ -18,6 +18,7 @@
 
 #include "users.h"
 #include "walk.h"
+#include "xattrs.h"
 
 enum { CHUNK = 256 << 10, WIDE_FROM = 64 << 10, MAX_LINKS = 40, TEMPORARY_TRIES = 16 };
 
@@ -270,12 +271,17 @@ static int write_in_place(struct job *job, const char *path, int64_t mode, bool 
 {
     struct stat status;
     int flags = O_WRONLY | O_CREAT | (append ? O_APPEND : 0) | (exclusive ? O_EXCL : 0);
-    if (mode < 0 && access(path, F_OK) < 0)
+    bool is_new = (mode < 0 || xattrs_are_wanted(job->fields)) && access(path, F_OK) < 0;
+    if (mode < 0 && is_new)
         mode = 0644; /* of a new file, whatever the umask */
     int fd = files_open_regular(AT_FDCWD, path, flags, mode < 0 ? 0644 : (mode_t)mode, &status);
     if (fd < 0)
         return fail_open(job, errno, path);
-    int error = !append && status.st_size && ftruncate(fd, 0) < 0 ? errno : 0;
+    int error = xattrs_replace(job, fd); /* first: what it refuses leaves everything as it was */
+    if (error && is_new)
+        unlink(path);
+    if (!error && !append && status.st_size && ftruncate(fd, 0) < 0)
+        error = errno;
     if (!error && mode >= 0 && fchmod(fd, (mode_t)mode) < 0)
         error = errno;
     if (!error)
@@ -352,7 +358,9 @@ static int replace(struct job *job, const char *path, const char *given, int64_t
     int fd = open_temporary(path, &temporary);
     if (fd < 0)
         return job_fail(job, errno, given);
-    error = receive(job, fd);
+    error = xattrs_replace(job, fd);
+    if (!error)
+        error = receive(job, fd);
     if (!error)
         error = dress_like(fd, exists ? &old : NULL, mode);
     if (!error && fsync(fd) < 0)
@@ -384,6 +392,8 @@ static int run_write(struct job *job)
     int64_t mode = fields_int(job->fields, TAG_MODE, -1);
     bool append = fields_int(job->fields, TAG_APPEND, 0) == 1, atomic = fields_int(job->fields, TAG_ATOMIC, 0) == 1;
     bool exclusive = fields_int(job->fields, TAG_EXCLUSIVE, 0) == 1;
+    if (!xattrs_are_valid(job->fields))
+        return job_fail(job, EINVAL, "XATTR_PREFIX or XATTRS");
     if (mode < -1 || mode > 07777 || (append && atomic))
         return job_fail(job, EINVAL, mode > 07777 ? "MODE" : "APPEND and ATOMIC");
     if (fields_int(job->fields, TAG_PARENTS, 0) == 1) {
@@ -403,9 +413,12 @@ static int run_stat(struct job *job)
     const char *path = job_path(job, TAG_PATH);
     int flags = fields_int(job->fields, TAG_FOLLOW, 1) ? 0 : AT_SYMLINK_NOFOLLOW;
     struct stat status;
+    if (!xattrs_are_valid(job->fields))
+        return job_fail(job, EINVAL, "XATTR_PREFIX");
     if (fstatat(AT_FDCWD, path, &status, flags) < 0)
         return job_fail(job, errno, path);
     files_pack_stat(&job->result, AT_FDCWD, path, &status);
+    xattrs_pack(&job->result, job->fields, path, flags == 0);
     return 0;
 }
 
@@ -420,6 +433,7 @@ static enum walk_answer list_entry(struct walk *walk, const struct walk_entry *e
     job_begin_record(job);
     pack_string(&job->record, TAG_NAME, entry->name);
     files_pack_stat(&job->record, entry->directory, entry->name, &status);
+    xattrs_pack(&job->record, job->fields, entry->name, false);
     job_end_record(job);
     return WALK_ON;
 }
@@ -428,10 +442,13 @@ static int run_list(struct job *job)
 {
     const char *path = job_path(job, TAG_PATH);
     struct walk walk = {.visit = list_entry, .data = job};
+    if (!xattrs_are_valid(job->fields))
+        return job_fail(job, EINVAL, "XATTR_PREFIX");
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return job_fail(job, errno, path);
-    int error = walk_tree(&walk, fd);
+    /* Extended attributes have no call that takes a directory and a name: names are relative to it from here on. */
+    int error = xattrs_are_wanted(job->fields) && fchdir(fd) < 0 ? errno : walk_tree(&walk, fd);
     close(fd);
     return job_fail(job, error, path);
 }

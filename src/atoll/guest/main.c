@@ -32,6 +32,7 @@
 #include "search.h"
 #include "slots.h"
 #include "stream.h"
+#include "sudo.h"
 #include "tar.h"
 #include "tree.h"
 #include "unsavable.h"
@@ -380,6 +381,8 @@ static void say_hello(void)
 int main(int argc, char **argv)
 {
     int in, out;
+    if (is_sudo(argv[0]))
+        return sudo_main(argv);
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_NAME, "atoll-guest");
     is_init = getpid() == 1;

@@ -14,7 +14,8 @@
     X(MAX_RECORD, 65536)     \
     X(INITIAL_CREDIT, 65536) \
     X(MAX_CHANNELS, 8)       \
-    X(FIRST_CHANNEL, 3)
+    X(FIRST_CHANNEL, 3)      \
+    X(MAX_XATTRS, 4096)
 
 #define FRAME_TYPES(X) \
     X(HELLO, 1)         \
@@ -150,6 +151,7 @@
     X(CPU_US, 50, INTEGER)      \
     X(QUIET, 51, INTEGER)       \
     X(MERGE, 52, INTEGER)       \
+    X(SUDO, 53, STRING)         \
     X(PATH, 60, STRING)         \
     X(OFFSET, 61, INTEGER)      \
     X(LIMIT, 62, INTEGER)       \
@@ -184,6 +186,8 @@
     X(CONTEXT, 91, INTEGER)     \
     X(BEFORE, 92, BYTES)        \
     X(AFTER, 93, BYTES)         \
+    X(XATTR_PREFIX, 94, STRING) \
+    X(XATTRS, 95, BYTES)        \
     X(PORT, 100, INTEGER)       \
     X(HOST, 101, STRING)        \
     X(CONN, 102, INTEGER)       \

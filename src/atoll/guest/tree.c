@@ -252,6 +252,23 @@ int tree_signal(const struct tree *tree, int signal)
     return count;
 }
 
+pid_t tree_parent(pid_t pid)
+{
+    char path[32];
+    struct process process;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    return read_stat(AT_FDCWD, path, &process) && process.pid == pid ? process.parent : 0;
+}
+
+bool tree_contains(const struct tree *tree, pid_t pid, int depth)
+{
+    pid_t at = pid;
+    while (at > 1 && depth-- > 0)
+        if ((at = tree_parent(at)) == tree->root)
+            return true;
+    return tree->marker && tree_marker_of(pid) == tree->marker;
+}
+
 bool tree_is_empty(const struct tree *tree)
 {
     struct census census = {0};

@@ -24,6 +24,9 @@ int tree_marker_of(pid_t pid);
 /* Sends a signal to all of them. Returns how many there were. */
 int tree_signal(const struct tree *tree, int signal);
 
+/* True when a process is one of them, at most `depth` generations below the root. */
+bool tree_contains(const struct tree *tree, pid_t pid, int depth);
+
 /* True when none of them is alive. */
 bool tree_is_empty(const struct tree *tree);
 
@@ -33,6 +36,9 @@ int tree_kill_sweep(const struct tree *tree);
 
 /* Sweeps and reaps until nothing is left; gives up after 5 s on processes that SIGKILL does not end. */
 void tree_kill_all(const struct tree *tree);
+
+/* The parent of a process; 0 when there is no such process. */
+pid_t tree_parent(pid_t pid);
 
 int tree_children(pid_t root, pid_t *children, int most);
 

@@ -44,10 +44,13 @@ from atoll.runtime.state.status import RecordedSandbox, describe, describe_unrea
 from atoll.runtime.state.store import Manifest, StateStore
 
 if TYPE_CHECKING:
+    import ssl
+
     from atoll.runtime.engine import LocalEngine
     from atoll.runtime.lifetimes import BackgroundTasks
     from atoll.runtime.previews.forward import DialPort
     from atoll.runtime.previews.router import Previews
+    from atoll.runtime.secrets.injection import SecretInjector
 
 _MAX_LAUNCHES = 8
 """Sandboxes that this process starts at once. With more, each start takes longer and none ends earlier."""
@@ -138,10 +141,9 @@ class Connections:
         secret = (
             self._vault.open(manifest.encrypted_secrets) if manifest.encrypted_secrets is not None else SandboxSecrets()
         )
-        if secret.secrets:
-            from atoll.runtime.secrets.injection import SecretInjector
-
-            egress.interceptor = SecretInjector(secret, lambda: self.egress_servers.trust)
+        egress.read_injector = _InjectorReader(
+            partial(self._encrypted_secrets, id), self._vault, lambda: self.egress_servers.trust
+        )
         # One that is being created is described when it is complete.
         info = RecordedSandbox.of(manifest).info if id in self._creating else self.info(manifest)
         sandbox = Sandbox(info, self, env={**manifest.env, **secret.env}, egress=egress)
@@ -209,6 +211,11 @@ class Connections:
         manifest = self._manifests[id] if id in self._creating else self._store.read(id)
         return manifest.spec if manifest else None
 
+    def _encrypted_secrets(self, id: str) -> str | None:
+        """Those in the manifest as it is on disk now."""
+        manifest = self._manifests[id] if id in self._creating else self._store.read(id)
+        return manifest.encrypted_secrets if manifest else None
+
     @contextlib.contextmanager
     def creating(self, id: str) -> Iterator[None]:
         """This process creates or binds the sandbox: its connections neither wake it nor wait for its lock."""
@@ -263,6 +270,7 @@ class Connections:
             raise SandboxDied("the sandbox was destroyed: its lifetime (ttl) is over")
         if id not in self._creating and self._store.is_due_to_sleep(id):
             await self._lifecycle.sleep_at_end(id)  # it is woken below, and lives as long again
+        await self._renew_paused(id)
         manifest = self._manifests[id] if id in self._creating else self._store.read(id)
         if manifest is None:
             raise SandboxDied("the sandbox was destroyed")
@@ -284,6 +292,12 @@ class Connections:
                     f"the sandbox {manifest.spec.name!r} has ended: {reason}; wake it, or destroy it"
                 ) from error
         return await self._reach(manifest)
+
+    async def _renew_paused(self, id: str) -> None:
+        """Using a sandbox that was paused at the end of its lifetime begins another."""
+        manifest = None if id in self._creating else self._store.read(id)
+        if manifest is not None and manifest.spec.on_expiry == "pause" and self._store.expiry(id) is None:
+            await self._lifecycle.begin_lifetime(id)
 
     def take_start(self, id: str) -> Sequence[str]:
         spec = self._lifecycle.take_begun(id)
@@ -502,3 +516,29 @@ def _unmounting_later(pid: int | None) -> Iterator[None]:
     finally:
         if held is not None:
             threading.Thread(target=os.close, args=(held,)).start()
+
+
+class _InjectorReader:
+    """What is put into the requests of one sandbox: made anew when its encrypted secrets are others."""
+
+    def __init__(self, read: Callable[[], str | None], vault: Vault, trust: Callable[[], ssl.SSLContext]) -> None:
+        self._read = read
+        self._vault = vault
+        self._trust = trust
+        self._encrypted: str | None = None
+        self._injector: SecretInjector | None = None
+
+    def __call__(self) -> SecretInjector | None:
+        """
+        Raises:
+            SandboxError: the secrets cannot be decrypted.
+        """
+        encrypted = self._read()
+        if encrypted != self._encrypted:
+            contents = self._vault.open(encrypted) if encrypted is not None else SandboxSecrets()
+            self._injector, self._encrypted = None, encrypted
+            if contents.secrets or contents.headers:
+                from atoll.runtime.secrets.injection import SecretInjector
+
+                self._injector = SecretInjector(contents, self._trust)
+        return self._injector

@@ -280,6 +280,11 @@ class LocalEngine(Engine):
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         return {name: driver.capabilities for name, driver in self.drivers().items()}
 
+    @property
+    def default_capabilities(self) -> Capabilities:
+        """Those of the runtime of sandboxes for which none is given."""
+        return self._choose(self._settings.runtime).capabilities
+
     def effective_limits(self, limits: Limits, runtime: RuntimeName | None = None) -> Limits:
         return with_defaults(limits, self._choose(runtime or self._settings.runtime).capabilities)
 
@@ -324,6 +329,7 @@ class LocalEngine(Engine):
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        sudo: bool = False,
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
@@ -344,6 +350,7 @@ class LocalEngine(Engine):
                 "cwd": cwd,
                 "ephemeral": ephemeral,
                 "pause_after_s": pause_after_s,
+                "sudo": sudo,
                 "network": network,
                 "indexes": await self._provisioner.find_indexes(network),
                 "labels": dict(labels or {}),
@@ -518,6 +525,34 @@ class LocalEngine(Engine):
         await self._lifecycle.set_network(id, policy, indexes)
         if sandbox := self._connections.find(id):
             sandbox.info = sandbox.info.model_copy(update={"network": policy})
+        await self._connections.egress_servers.apply_policy(id)
+
+    async def set_request_headers(self, name: str, headers: Mapping[str, Mapping[str, str | SecretStr]]) -> None:
+        """Set headers in every request that a sandbox makes to some hosts, on the way out, in place of those that a
+        program sends: `{"api.example.com": {"Authorization": "Bearer …"}}`. They replace those that were set before.
+
+        A host is a name, or `*.NAME` for all below one, on every port, over TLS; `http://` before it is for requests
+        without TLS. The network policy has to allow it, too. Values are stored encrypted, and are in no answer; but a
+        host that shows a request shows them to the sandbox: what must not be known inside is a `Secret`. Programs
+        inside trust a certificate authority for these hosts from now on; one that has read its CA bundle before may
+        have to be started again. Open connections to these hosts are cut.
+
+        Raises:
+            SandboxNotFound: there is none of this name.
+            InvalidRequest: a host, a header or a value is not allowed.
+        """
+        from atoll.contract.secret import check_request_headers
+
+        id, checked = self._store.lookup(name), check_request_headers(headers)
+
+        def change(encrypted: str | None) -> str | None:
+            before = self._vault.open(encrypted) if encrypted is not None else SandboxSecrets()
+            if before.headers == checked:
+                return encrypted
+            after = before.with_headers(checked)
+            return None if after == SandboxSecrets() else self._vault.seal(after)
+
+        await self._lifecycle.change_secrets(id, change)
         await self._connections.egress_servers.apply_policy(id)
 
     async def audit(self, name: str) -> builtins.list[AuditRecord]:

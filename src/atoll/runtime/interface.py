@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RuntimeName,
         SandboxInfo,
         Template,
+        TemplateVersion,
         Volume,
         WarmPool,
     )
@@ -64,6 +65,7 @@ class SandboxKeywords(TypedDict, total=False):
     cwd: str | None
     runtime: RuntimeName | None
     pause_after_s: float | None
+    sudo: bool
     network: NetworkPolicy | None
     labels: Mapping[str, str] | None
     ttl_s: float | None
@@ -126,6 +128,10 @@ class Templates(Protocol):
 
     async def get(self, name: str) -> Template: ...
 
+    async def version(self, reference: str) -> TemplateVersion: ...
+
+    async def tag(self, reference: str, tags: Sequence[str]) -> None: ...
+
     async def remove(self, reference: str) -> None: ...
 
 
@@ -148,11 +154,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def templates(self) -> Templates:
-        """Named beginnings of sandboxes, which builds make. `create` takes one as the image `template:NAME[:TAG]`.
-
-        Raises:
-            InvalidRequest: it is another machine's, which cannot be asked for them; the message says how to reach them.
-        """
+        """Named beginnings of sandboxes, which builds make. `create` takes one as the image `template:NAME[:TAG]`."""
 
     @property
     @abstractmethod
@@ -224,6 +226,7 @@ class Engine(ABC):
         runtime: RuntimeName | None = None,
         ephemeral: bool = False,
         pause_after_s: float | None = None,
+        sudo: bool = False,
         network: NetworkPolicy | None = None,
         labels: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
@@ -245,8 +248,9 @@ class Engine(ABC):
         destroyed, whether or not it is in use and any process of the host lives: its processes end then, calls in
         progress raise `SandboxDied`, and its files are removed at once or when the state directory is next used. Its
         checkpoints stay. With `on_expiry="sleep"` it is put to sleep instead, as by `sleep`; processes that cannot be
-        saved end. Using it wakes it, and it lives as long again. With `ttl_renewed_by_use` each use begins its lifetime
-        anew, and it does not end while it is in use. `update` changes all of this.
+        saved end. With `on_expiry="pause"` it is paused, as by `pause`. Using it wakes it, and it lives as long again.
+        With `ttl_renewed_by_use` each use begins its lifetime anew, and it does not end while it is in use. `update`
+        changes all of this.
 
         With `from_checkpoint`, an id or a label that only one checkpoint has, it begins as that checkpoint, whosever it
         is: with its image and runtime, which cannot be given then, and all else that is not given. An `env` and
@@ -256,6 +260,10 @@ class Engine(ABC):
         Commands and file operations that name no `user` and no `cwd` get these, unset those of the image's
         configuration, and where it has none, `user` and the home of the command's user. A `cwd` that does not exist is
         made, as `user`.
+
+        With `sudo`, the program `sudo` works inside, without a password, for processes of the user that commands run as
+        when they name none: they can be root there, as a caller of `exec` can with `user="root"`. Without, no process
+        inside becomes another user. A sandbox from a checkpoint has it if the checkpoint has.
 
         `mounts` are directories of the host and volumes that it sees, a directory read-only unless its mount says
         otherwise. Nothing outside of them can be reached through them. Their files are not in checkpoints.
@@ -415,8 +423,8 @@ class Engine(ABC):
         this process is killed, when the state directory is next used.
 
         `options` are those of every sandbox, as in `create`: `image`, `limits`, `env`, `secrets`, `secret_env`, `user`,
-        `cwd`, `runtime`, `pause_after_s`, `network`, `labels`, `ttl_s`, `on_expiry`, `ttl_renewed_by_use` and `mounts`;
-        and `sleep_after_s` (unset: ten minutes).
+        `cwd`, `runtime`, `pause_after_s`, `sudo`, `network`, `labels`, `ttl_s`, `on_expiry`, `ttl_renewed_by_use` and
+        `mounts`; and `sleep_after_s` (unset: ten minutes).
 
         With a `project`, the sandbox `default` has a copy of it when it is created, where its commands start.
 

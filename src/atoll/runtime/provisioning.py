@@ -32,6 +32,7 @@ from atoll.contract.errors import (
     PermissionDenied,
     SandboxError,
     SandboxExists,
+    Unenforceable,
     UserNotFound,
 )
 from atoll.contract.model import RESERVED_LABELS, Limits, RuntimeName, SandboxSpec
@@ -61,7 +62,17 @@ DEFAULT_USER = "user"
 """The user of a sandbox where neither its spec nor its image names one. Every image has it."""
 DEFAULT_ID = 1000
 """The id of that user and of its group."""
-_OF_TEMPLATES = ("network", "indexes", "user", "cwd", "start_command", "ready_command", "labels", "pause_after_s")
+_OF_TEMPLATES = (
+    "network",
+    "indexes",
+    "user",
+    "cwd",
+    "start_command",
+    "ready_command",
+    "labels",
+    "pause_after_s",
+    "sudo",
+)
 """What a sandbox from a template has of its own spec alone, and not of the checkpoint's."""
 _log = logging.getLogger(__name__)
 
@@ -110,6 +121,7 @@ class Provisioner:
     ) -> Sandbox:
         """A sandbox as `spec` says: a warm one that is claimed, or a new one."""
         driver = self._choose(spec.runtime)
+        _require_sudo(spec, driver)
         await self._require_free(spec.name)
         limits = with_defaults(spec.limits, driver.capabilities)
         resolved = await self._resolve_base(spec, limits, driver, progress, secrets)
@@ -122,6 +134,7 @@ class Provisioner:
         """Raise what `create` would raise of the runtime and the mounts in `spec`. Nothing is created or fetched: of an
         image that is not present, the user that mounts are for is not known, and they are not checked."""
         driver = self._choose(spec.runtime)
+        _require_sudo(spec, driver)
         if spec.mounts and await self._images.contents(spec.image) is not None:
             await self._resolve_base(spec, spec.limits, driver)
 
@@ -381,7 +394,9 @@ class Provisioner:
                 if own and others:
                     raise InvalidRequest(f"a sandbox from this checkpoint has its {what}; leave yours out")
             changes: dict[str, object] = {"name": given.name, "ephemeral": given.ephemeral}
-            changes |= {name: value for name in ("user", "cwd", "pause_after_s") if (value := getattr(given, name))}
+            changes |= {
+                name: value for name in ("user", "cwd", "pause_after_s", "sudo") if (value := getattr(given, name))
+            }
             if given.ttl_s is not None:
                 lifetime = ("ttl_s", "on_expiry", "ttl_renewed_by_use")
                 changes |= {name: getattr(given, name) for name in lifetime}
@@ -398,6 +413,7 @@ class Provisioner:
             changes["limits"] = record.spec.limits.model_copy(update=wanted)
             changes["env"] = {**record.spec.env, **given.env}
             driver = self._choose(record.checkpoint.runtime)
+            _require_sudo(given, driver)
             user = given.user or record.user
             resolved: dict[str, object] = {
                 "limits": record.limits.model_copy(update=wanted),
@@ -510,7 +526,9 @@ class Provisioner:
                 cwd=contents.cwd,
                 runtime=runtime,
                 pause_after_s=contents.pause_after_s,
+                sudo=contents.sudo,
             )
+            _require_sudo(spec, driver)
             await self._require_free(spec.name)
             base = base or await self._images.resolve(reference, progress=progress)
             resolved = ResolvedSpec(
@@ -528,6 +546,18 @@ class Provisioner:
         """The runtime that an archive names. None: it names none, or one that only a caller may request."""
         driver = self._connections.engine.drivers().get(named) if named else None
         return None if driver is not None and not driver.capabilities.chosen_by_default else named
+
+
+def _require_sudo(spec: SandboxSpec, driver: Driver) -> None:
+    """
+    Raises:
+        Unenforceable: the spec has `sudo`, and the runtime has not.
+    """
+    if spec.sudo and not driver.capabilities.sudo:
+        raise Unenforceable(
+            f"sudo does not work in sandboxes of the runtime {driver.name}; leave it out and name user='root' where "
+            "a command has to be root, or use another runtime"
+        )
 
 
 def _warm_spec(template: SandboxTemplate) -> SandboxSpec:

@@ -57,6 +57,7 @@ from atoll.runtime.guest.exec_request import (
     check_timeout,
     shell_line,
     start_directory,
+    sudo_user,
 )
 from atoll.runtime.guest.flow import Failure, Sink
 from atoll.runtime.guest.live_text import TextCallback
@@ -183,7 +184,7 @@ class Sandbox:
         self._owner = owner
         self._oom_kills = partial(owner.oom_kills, info.id)
         self._env = dict(env or {})
-        self._environment = OwnVariables() if env is None else Environment(env)
+        self._environment = OwnVariables() if env is None else Environment(env, sudo=_sudo_user(info))
         self._egress = egress
         self._egress_env: Mapping[str, str] = {}
         """The proxy's variables that `_environment` includes."""
@@ -767,7 +768,8 @@ class Sandbox:
         if self._egress is not None:
             await self._egress.apply_policy()
             if (variables := self._egress.env()) != self._egress_env:
-                self._egress_env, self._environment = variables, Environment({**variables, **self._env})
+                self._egress_env = variables
+                self._environment = Environment({**variables, **self._env}, sudo=_sudo_user(self.info))
         return self._environment
 
     def _user(self, user: str | None) -> str:
@@ -775,6 +777,10 @@ class Sandbox:
 
     def _directory(self, cwd: str | None) -> str | None:
         return start_directory(self.info.cwd, cwd)
+
+
+def _sudo_user(info: SandboxInfo) -> str | None:
+    return sudo_user(info.user) if info.sudo else None
 
 
 def _words(command: Sequence[str]) -> str:

@@ -22,8 +22,8 @@ import anyio
 
 from atoll.contract.errors import AtollError, InvalidRequest, SandboxExists, SandboxNotFound
 from atoll.contract.frozen import Frozen
-from atoll.contract.model import Limits, Mount, Status
-from atoll.contract.names import is_name
+from atoll.contract.model import Limits, Mount, Status, TemplateVersion
+from atoll.contract.names import TEMPLATE_PREFIX, is_name
 from atoll.contract.network import NetworkPolicy
 from atoll.runtime.images.contents import ImageContents
 from atoll.runtime.interface import CreateOptions, Engine, SandboxKeywords
@@ -199,17 +199,20 @@ class SandboxPool:
     async def describe(self) -> PoolDescription:
         """What sandboxes with the pool's options have and may do. Nothing is created, started or fetched."""
         limits = self._options.get("limits") or Limits()
-        contents = ImageContents(os=None, programs=())
+        contents, template = ImageContents(os=None, programs=()), None
         with contextlib.suppress(AtollError):  # what is wrong is said when a sandbox is created
             limits = self._engine.effective_limits(limits, self._options.get("runtime"))
-            contents = await self._engine.images.contents(self.image) or contents
-        place = self._project_place(self.user or contents.user)
+            template = await self._template()
+            image = self.image if template is None else template.image
+            contents = await self._engine.images.contents(image) or contents
+        user = self.user or (template and template.user) or contents.user
+        place = self._project_place(user)
         return PoolDescription(
             image=self.image,
             os=contents.os,
             programs=contents.programs,
-            user=self.user or contents.user or DEFAULT_USER,
-            cwd=self._options.get("cwd") or contents.working_directory,
+            user=user or DEFAULT_USER,
+            cwd=self._options.get("cwd") or (template and template.cwd) or contents.working_directory,
             project=place and place[1],
             limits=limits,
             network=self._options.get("network"),
@@ -250,9 +253,17 @@ class SandboxPool:
     async def _known_project_place(self) -> tuple[Project, str] | None:
         if self.project is None or self.user is not None:
             return self._project_place(self.user)
-        await self._engine.images.resolve(self.image)  # what it says of its user is known then
-        contents = await self._engine.images.contents(self.image)
+        version = await self._template()
+        if version is not None and version.user is not None:
+            return self._project_place(version.user)
+        image = self.image if version is None else version.image
+        await self._engine.images.resolve(image)  # what it says of its user is known then
+        contents = await self._engine.images.contents(image)
         return self._project_place(None if contents is None else contents.user)
+
+    async def _template(self) -> TemplateVersion | None:
+        """The template that sandboxes begin as. None: an image."""
+        return await self._engine.templates.version(self.image) if self.image.startswith(TEMPLATE_PREFIX) else None
 
     async def bring_project(self) -> ProjectCopy:
         """The copy of the project in the sandbox `default`, which is created if it does not exist.

@@ -47,6 +47,7 @@ from atoll.runtime.egress.policy import PolicyEvaluator
 from atoll.server import outgoing
 from atoll.server.database import Database
 from atoll.server.engines import TenantEngines
+from atoll.server.quotas import QuotaLedger
 from atoll.server.tables import bundles
 from atoll.server.tenants import Tenants
 from atoll.tools.tool import StrictModel
@@ -80,9 +81,12 @@ class Bundles:
     """The bundles of all tenants of a server. A config that uses one refers to it by a foreign key, `bundles.id`, so
     that it cannot be deleted meanwhile."""
 
-    def __init__(self, database: Database, tenants: Tenants, engines: TenantEngines, directory: Path) -> None:
+    def __init__(
+        self, database: Database, tenants: Tenants, quotas: QuotaLedger, engines: TenantEngines, directory: Path
+    ) -> None:
         self._database = database
         self._tenants = tenants
+        self._quotas = quotas
         self._engines = engines
         self._directory = directory
         self._changing: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -95,6 +99,7 @@ class Bundles:
         Raises:
             BundleFailed: it is no valid bundle.
             InvalidRequest: the tenant has too many.
+            QuotaExceeded: its quota of disk has no room for it.
         """
         upload = await self._receive(tenant, body)
         try:
@@ -125,27 +130,42 @@ class Bundles:
                 if not (path := self._path(tenant, contents.sha256)).exists():  # it was lost
                     await anyio.to_thread.run_sync(_move, upload, path)
                 return found, False
-            await anyio.to_thread.run_sync(_move, upload, self._path(tenant, contents.sha256))
-            row = {
-                "id": f"bdl_{secrets.token_hex(12)}",
-                "tenant": tenant,
-                "sha256": contents.sha256,
-                "size_bytes": contents.size_bytes,
-                "manifest": contents.manifest.model_dump(mode="json"),
-                "tools": [tool.model_dump(mode="json") for tool in contents.tools],
-                "created_at": datetime.now(UTC),
-            }
-            try:
-                async with self._database.write(durable=True) as connection:
-                    count = sa.select(sa.func.count()).select_from(bundles).where(bundles.c.tenant == tenant)
-                    if (await connection.execute(count)).scalar_one() >= MAX_BUNDLES:
-                        raise InvalidRequest(f"a tenant may have {MAX_BUNDLES} bundles; delete one first")
-                    await connection.execute(sa.insert(bundles).values(row))
-            except IntegrityError:  # another process has just stored the same
-                if (found := await self._find(tenant, contents.sha256)) is None:
-                    raise
-                return found, False
-        return await self.get(tenant, str(row["id"])), True
+            reserved = self._quotas.reserve_bundle(
+                await self._tenants.get(tenant), await self._engines.get(tenant), contents.sha256, contents.size_bytes
+            )
+            async with reserved:
+                await anyio.to_thread.run_sync(_move, upload, self._path(tenant, contents.sha256))
+                made = await self._insert(tenant, contents)
+        return (await self.get(tenant, made), True) if made else (await self._known(tenant, contents.sha256), False)
+
+    async def _insert(self, tenant: str, contents: BundleContents) -> str | None:
+        """The id of its row. None: another process has just stored the same."""
+        row = {
+            "id": f"bdl_{secrets.token_hex(12)}",
+            "tenant": tenant,
+            "sha256": contents.sha256,
+            "size_bytes": contents.size_bytes,
+            "manifest": contents.manifest.model_dump(mode="json"),
+            "tools": [tool.model_dump(mode="json") for tool in contents.tools],
+            "created_at": datetime.now(UTC),
+        }
+        try:
+            async with self._database.write(durable=True) as connection:
+                count = sa.select(sa.func.count()).select_from(bundles).where(bundles.c.tenant == tenant)
+                if (await connection.execute(count)).scalar_one() >= MAX_BUNDLES:
+                    raise InvalidRequest(f"a tenant may have {MAX_BUNDLES} bundles; delete one first")
+                await connection.execute(sa.insert(bundles).values(row))
+        except IntegrityError:
+            if await self._find(tenant, contents.sha256) is None:
+                raise
+            return None
+        return str(row["id"])
+
+    async def _known(self, tenant: str, sha256: str) -> StoredBundle:
+        found = await self._find(tenant, sha256)
+        if found is None:
+            raise Conflict("the bundle was deleted while it was uploaded; upload it again")
+        return found
 
     async def _find(self, tenant: str, sha256: str) -> StoredBundle | None:
         return await self._first(sa.and_(bundles.c.tenant == tenant, bundles.c.sha256 == sha256))

@@ -36,6 +36,7 @@ from sqlalchemy.exc import IntegrityError
 
 from atoll.agents.events import Tokens
 from atoll.agents.history import interrupted
+from atoll.agents.media import described
 from atoll.agents.requests import arguments_of
 from atoll.contract.errors import AtollError, ConfigNotFound, Conflict, ConversationNotFound, InvalidRequest
 from atoll.server.configs import AgentConfig
@@ -608,10 +609,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else [content]
-    return "\n".join(
-        f"[{part.media_type}, {len(part.data)} bytes]" if isinstance(part, BinaryContent) else str(part)
-        for part in parts
-    )
+    return "\n".join(map(described, parts))
 
 
 def _size(content: Any) -> int:

@@ -338,8 +338,9 @@ def _changes(tenant: str, known: _KnownSandbox | None, info: SandboxInfo) -> lis
     found = [event("created", details={"image": info.image, "runtime": info.runtime})] if known is None else []
     if before == now or (known is None and now == "running"):
         return found
-    if known is not None and now in ("sleeping", "shutdown") and _is_over(known.expires_at):
-        found.append(event("expired", details={"on_expiry": "sleep"}))
+    pauses = now == "paused" and info.on_expiry == "pause"
+    if known is not None and (pauses or now in ("sleeping", "shutdown")) and _is_over(known.expires_at):
+        found.append(event("expired", details={"on_expiry": "pause" if pauses else "sleep"}))
     if now in _STARTED and before in ("sleeping", "shutdown", "error"):
         found.append(event("woke"))
     if now == "paused":

@@ -26,8 +26,8 @@ SAMPLE_S = 10.0
 SAMPLES = 360
 """An hour of them."""
 MAX_SANDBOXES = 4096
-"""Sandboxes that have a history: 20 kB each. Of more, the ones that were sampled first."""
-_FIELDS = ("time", "memory_bytes", "cpu_s", "pids", "disk_bytes")
+"""Sandboxes that have a history: 24 kB each. Of more, the ones that were sampled first."""
+_FIELDS = ("time", "memory_bytes", "cpu_s", "pids", "cache_bytes", "disk_bytes")
 _UNKNOWN = -1.0
 _DISK_SHARE = 0.02
 """Of one core, for measuring disks."""
@@ -46,6 +46,8 @@ class UsageSample(Frozen):
     pids: int | None = None
     disk_bytes: int | None = None
     """Measured less often than the rest: the last that is known."""
+    cache_bytes: int | None = None
+    """As in `Usage`."""
 
 
 class _Ring:
@@ -138,16 +140,17 @@ class UsageHistory:
 
 
 def _row(usage: Usage, disk_bytes: float) -> tuple[float, ...]:
-    numbers = (usage.memory_bytes, usage.cpu_s, usage.pids)
+    numbers = (usage.memory_bytes, usage.cpu_s, usage.pids, usage.cache_bytes)
     return (time.time(), *(_UNKNOWN if each is None else float(each) for each in numbers), disk_bytes)
 
 
 def _sample(row: Sequence[float]) -> UsageSample:
-    moment, memory, cpu_s, pids, disk = (None if each == _UNKNOWN else each for each in row)
+    moment, memory, cpu_s, pids, cache, disk = (None if each == _UNKNOWN else each for each in row)
     return UsageSample(
         time=datetime.fromtimestamp(moment or 0, UTC),
         memory_bytes=None if memory is None else int(memory),
         cpu_s=cpu_s,
         pids=None if pids is None else int(pids),
         disk_bytes=None if disk is None else int(disk),
+        cache_bytes=None if cache is None else int(cache),
     )

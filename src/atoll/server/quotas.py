@@ -25,10 +25,11 @@ import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
+from atoll.bundles.build import built_sizes
 from atoll.contract.errors import InvalidRequest, QuotaExceeded, RateLimited
 from atoll.contract.model import Limits, WarmPool
 from atoll.server.database import Database
-from atoll.server.tables import model_usage
+from atoll.server.tables import bundles, model_usage
 from atoll.server.tenants import Quotas, Tenant
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _VOLUME_OPTION = "size_bytes (--size)"
 class _Holder(NamedTuple):
     """Something that counts for quotas."""
 
-    kind: Literal["sandbox", "volume", "warm pool"]
+    kind: Literal["sandbox", "volume", "warm pool", "bundle", "built bundle"]
     name: str
 
 
@@ -101,6 +102,26 @@ class QuotaLedger:
         """
         return self._reserve(tenant, engine, {_Holder("volume", name): {"disk_bytes": size_bytes}})
 
+    def reserve_bundle(
+        self, tenant: Tenant, engine: LocalEngine, sha256: str, size_bytes: int
+    ) -> AbstractAsyncContextManager[None]:
+        """While the block runs, count a stored bundle.
+
+        Raises:
+            what `reserve` raises.
+        """
+        return self._reserve(tenant, engine, {_Holder("bundle", sha256): {"disk_bytes": size_bytes}})
+
+    async def _stored(self, tenant: str, engine: LocalEngine) -> dict[_Holder, _Share]:
+        """The bundles of a tenant, and what was built of them."""
+        built = {
+            _Holder("built bundle", each): {"disk_bytes": size} for each, size in (await built_sizes(engine)).items()
+        }
+        query = sa.select(bundles.c.sha256, bundles.c.size_bytes).where(bundles.c.tenant == tenant)
+        async with self._database.read() as connection:
+            rows = await connection.execute(query)
+        return {**built, **{_Holder("bundle", row.sha256): {"disk_bytes": row.size_bytes} for row in rows}}
+
     @asynccontextmanager
     async def _reserve(
         self, tenant: Tenant, engine: LocalEngine, wanted: Mapping[_Holder, _Share]
@@ -109,6 +130,8 @@ class QuotaLedger:
         if _is_counted(tenant.quotas):
             async with self._counting[tenant.name]:
                 existing = await _existing(engine)
+                if tenant.quotas.disk_bytes is not None:
+                    existing |= await self._stored(tenant.name, engine)
                 pending = list(self._reserved[tenant.name].values())
                 _check(tenant.quotas, existing, pending, wanted)
                 self._reserved[tenant.name][place] = wanted
@@ -120,7 +143,8 @@ class QuotaLedger:
     async def usage(self, tenant: Tenant, engine: LocalEngine) -> dict[str, float]:
         """What counts for each quota now, with reservations; `model_tokens` of this month."""
         pending = list(self._reserved[tenant.name].values())
-        used = _sums(_counted(await _existing(engine), pending))
+        existing = {**await _existing(engine), **await self._stored(tenant.name, engine)}
+        used = _sums(_counted(existing, pending))
         return {**used, "model_tokens": await self.tokens(tenant.name)}
 
     # ---- requests ----

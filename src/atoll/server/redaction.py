@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import SecretStr
 
 from atoll.bundles.workspace import MAX_LOG_BYTES, WorkspaceInstance
-from atoll.tools.tool import ContentPart, ImagePart, TextPart, ToolResult
+from atoll.tools.tool import ContentPart, ImagePart, MediaPart, TextPart, ToolResult
 
 SHORTEST_REDACTED = 6
 """Characters of a secret that is looked for. A shorter one would be found by chance."""
@@ -143,6 +143,11 @@ class SecretRedaction:
         if isinstance(part, ImagePart):
             shown = await self.text(part.data)
             return part if shown == part.data else TextPart(text="[an image with the value of a secret in it]")
+        if isinstance(part, MediaPart):
+            if await self.text(part.url) == part.url:
+                return part
+            if part.url.startswith("data:"):
+                return TextPart(text=f"[{part.kind} with the value of a secret in it]")
         return TextPart(text=await self.text(part.text))
 
     async def _all(self, value: Any) -> Any:

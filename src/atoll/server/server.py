@@ -102,8 +102,8 @@ class Server:
         self.previews = self.engines.publisher = ServerPreviews(database, self.engines)
         self.directory = settings.resolve_state_dir() / "server"
         """What the server itself keeps, such as files on their way to a client."""
-        self.bundles = Bundles(database, self.tenants, self.engines, self.directory / "bundles")
-        self.builds = TemplateBuilds(self.engines, self.quotas, self.directory / "builds")
+        self.bundles = Bundles(database, self.tenants, self.quotas, self.engines, self.directory / "bundles")
+        self.builds = TemplateBuilds(self.engines, self.quotas, self.directory, idempotency)
         vault = Vault(settings.resolve_state_dir(), settings.secrets_key)
         self.configs = AgentConfigs(database, vault, self.bundles, settings)
         self.workspaces = Workspaces(

@@ -96,7 +96,7 @@ class Quotas(Frozen):
 
     Memory, CPUs and disk are sums of limits, not of what is used at a moment, so that what was granted can be used.
     Sandboxes that sleep or are shut down count as those that run: any use wakes one. Warm pools count as the sandboxes
-    that they keep ready, and volumes with their size for `disk_bytes`.
+    that they keep ready, and volumes, tool bundles and what was built of these with their size for `disk_bytes`.
     """
 
     sandboxes: int | None = Field(default=None, ge=0)

@@ -31,7 +31,7 @@ from atoll.bundles.workspace import BundleFile, Workspace, WorkspaceInstance, Wo
 from atoll.code.executor import CodeConfig, CodeExecutor
 from atoll.code.registry import ToolRegistry
 from atoll.code.tool import execute_code_tools
-from atoll.contract.errors import AtollError, ConfigNotFound, Forbidden, SandboxNotFound
+from atoll.contract.errors import AtollError, ConfigNotFound, Forbidden, SandboxNotFound, told_elsewhere
 from atoll.contract.model import Limits
 from atoll.contract.network import REGISTRIES, NetworkPolicy
 from atoll.runtime.interface import Engine
@@ -386,7 +386,7 @@ class WorkspaceContext:
         self._workspace = workspace
 
     def explain(self, error: AtollError) -> str:
-        return "the workspace is gone" if isinstance(error, SandboxNotFound) else error.message
+        return "the workspace is gone" if isinstance(error, SandboxNotFound) else told_elsewhere(error)
 
     def in_use(self) -> AbstractAsyncContextManager[None]:
         return self._workspace.in_use()

@@ -178,16 +178,11 @@ class Ledger:
                     or (state != "Z" and self._is_ours(Path(f"/proc/{pid}/cgroup").read_text(), ids))
                     or any(self._is_ours(path, ids) for path in _open_files(pid))
                 )
-                # gVisor keeps such processes for later, as many as its sandbox has once needed; a guest keeps idle
-                # supervisors.
+                # gVisor keeps such processes for later, as many as its sandbox has once needed.
                 pooled = (
                     state in {"t", "S"} and "(exe)" in stat and self._is_alive(Path(f"/proc/{pid}/cgroup").read_text())
-                ) or (
-                    "(atoll-supervise)" in stat
-                    and not Path(f"/proc/{pid}/task/{pid}/children").read_text()
-                    and Path(f"/proc/{parent}/comm").read_text() == "atoll-guest\n"
                 )
-                if mine and not pooled:
+                if mine and not pooled and not _is_idle_helper(pid, stat, parent):
                     yield f"process {pid} ({state}) {command[:300] or stat.split(')')[0]}"
 
     def _is_alive(self, cgroup: str) -> bool:
@@ -214,6 +209,17 @@ def _entries(directory: str) -> list[str]:
 
 def _pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def _is_idle_helper(pid: int, stat: str, parent: str) -> bool:
+    """Whether it is a child that a guest keeps for its next job: a supervisor without children, or a worker that waits
+    for a message. A guest keeps a worker for a second, which no test has to wait for."""
+    if Path(f"/proc/{parent}/comm").read_text() != "atoll-guest\n":
+        return False
+    if "(atoll-worker) S" in stat:
+        # "0" is what an unprivileged user is shown.
+        return Path(f"/proc/{pid}/wchan").read_text() in {"__skb_wait_for_more_packets", "0"}
+    return "(atoll-supervise)" in stat and not Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
 
 def _open_files(pid: int) -> Iterator[str]:

@@ -58,7 +58,31 @@ class ImagePart(StrictModel):
     mime_type: str
 
 
-ContentPart = TextPart | ImagePart
+MediaKind = Literal["image", "audio", "video", "document"]
+MAX_DESCRIBED_CHARS = 100
+"""Of a `data:` URL where it is shown as text."""
+
+
+class MediaPart(StrictModel):
+    """Something to see, hear or read that only some models take: the others are given its text."""
+
+    type: Literal["media"] = "media"
+    kind: MediaKind
+    url: str
+    """`http(s)://…`, or `data:…;base64,…` that has been checked."""
+
+    @property
+    def text(self) -> str:
+        """The kind and the URL; of a `data:` URL its type, its size and how it begins."""
+        if not self.url.startswith("data:"):
+            return f"[{self.kind}] {self.url}"
+        head, _, data = self.url.partition(",")
+        size = len(data) * 3 // 4 - data[-2:].count("=")
+        about = f"[{self.kind}: {head[5:].partition(';')[0]}, {size} bytes]"
+        return f"{about} {self.url[:MAX_DESCRIBED_CHARS]}…"
+
+
+ContentPart = TextPart | ImagePart | MediaPart
 
 
 class ResultLink(StrictModel):
@@ -86,7 +110,7 @@ class ToolResult(StrictModel):
         """The text in `content`."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+        return "\n".join(part.text for part in self.content if not isinstance(part, ImagePart))
 
 
 def failure(message: str, code: str = "tool_error", *, retryable: bool = False) -> ToolResult:

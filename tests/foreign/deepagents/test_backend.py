@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
-from examples.integrations import deepagents as example
+from examples.integrations import deepagents_backend as example
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
 import atoll

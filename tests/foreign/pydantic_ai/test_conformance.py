@@ -57,4 +57,4 @@ class TestAtollWorkspace(WorkspaceBackendSuite):
 
 
 def test_no_rule_is_left_out():
-    assert len([name for name in dir(TestAtollWorkspace) if name.startswith("test_")]) == 38
+    assert len([name for name in dir(TestAtollWorkspace) if name.startswith("test_")]) == 40

@@ -17,21 +17,27 @@ Messages are lines of JSON on descriptor 3. stdout and stderr are the tools' own
        └─ monitor   one for each call: its time limit, and the end of all that the call has started
           └─ call   the tool
 
-What is not needed by every call is imported where it is used: with runsc, importing `inspect`, `typing`, `traceback`
-and `ctypes` takes half as long as all the rest of a start.
+A monitor and its call are forked ahead, so that they wait for the next request: on runsc, each fork takes 10 ms.
+
+What is not needed by every call is imported where it is used, and of what is, only the part that is written in C: with
+runsc, each file that a module is read from takes a millisecond. `json`, `selectors`, `signal` and `socket`, with the
+25 modules that they import, took 25 ms of the first call of a workspace.
 
 A module that has started threads cannot be forked with them: then monitors are forked by the dispatcher, and each call
 imports its module anew.
 """
 
-import json
 import os
 import select
-import selectors
-import signal
-import socket
 import sys
 import time
+
+try:
+    import _signal as signal
+    import _socket as socket
+except ImportError:  # another interpreter than CPython
+    import signal
+    import socket
 
 KINDS = ("text", "image-url", "audio-url", "video-url", "document-url", "web-url", "api-url")
 EXPECTED = (
@@ -63,7 +69,79 @@ def lines_of(buffer):
 
 def encoded(message):
     """A line. Half of a surrogate pair, as in names of files that are not UTF-8, is "?": it has no form in JSON."""
-    return json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    text = to_json(message)
+    if "\\ud" in text:
+        text = to_readable_json(message)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def codec():
+    """`json.loads`, `json.dumps`, and `json.dumps` for people (without escapes, and only what JSON has), by the parts
+    of `json` that are written in C alone. If those are not what they were since Python 3.8, by `json` itself."""
+    try:
+        import _json
+
+        class Settings:
+            strict, object_hook, object_pairs_hook = True, None, None
+            parse_float, parse_int, parse_constant = float, int, float
+
+        scan = _json.make_scanner(Settings)
+
+        def not_json(value):
+            raise TypeError("Object of type {} is not JSON serializable".format(type(value).__name__))
+
+        def writer(escape, allow_nan):
+            separators = (": ", ", ")
+            return lambda value: "".join(
+                _json.make_encoder({}, not_json, escape, None, *separators, False, False, allow_nan)(value, 0)
+            )
+
+        def read(line):
+            text = bytes(line).decode("utf-8").strip()
+            try:
+                value, end = scan(text, 0)
+            except StopIteration:
+                raise ValueError("it is no JSON") from None
+            if end != len(text):
+                raise ValueError("something follows the JSON")
+            return value
+
+        found = read, writer(_json.encode_basestring_ascii, True), writer(_json.encode_basestring, False)
+        if (
+            found[0](b'{"a": [1, "\\u00e9", NaN]}')["a"][:2] != [1, "\u00e9"]
+            or found[1]({"a": "\u00e9"}) != '{"a": "\\u00e9"}'
+        ):
+            raise ValueError
+        return found
+    except Exception:
+        import json
+
+        return json.loads, json.dumps, lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+from_json, to_json, to_readable_json = codec()
+
+
+class Events:
+    """Which sockets have something to read or room to write, and what is to be called then."""
+
+    def __init__(self):
+        self.poll = select.poll()
+        self.callbacks = {}
+
+    def watch(self, connection, events, callback):
+        self.poll.register(connection, events)
+        self.callbacks[connection.fileno()] = callback
+
+    def forget(self, connection):
+        self.poll.unregister(connection)
+        del self.callbacks[connection.fileno()]
+
+    def wait(self):
+        for descriptor, events in self.poll.poll():
+            callback = self.callbacks.get(descriptor)
+            if callback is not None:  # it was forgotten in the same round
+                callback(events)
 
 
 def words(error):
@@ -174,7 +252,7 @@ def shaped(value):
             raise WrongShape("the tool returned {} parts; it may return {}".format(len(content), MAX_PARTS))
         return {"ok": value["ok"], "parts": [part(each) for each in content]}
     try:
-        return {"ok": value["ok"], "text": json.dumps(content, ensure_ascii=False, allow_nan=False)}
+        return {"ok": value["ok"], "text": to_readable_json(content)}
     except (TypeError, ValueError, RecursionError) as error:
         raise WrongShape("the content that the tool returned is not JSON: {}; {}".format(error, EXPECTED)) from None
 
@@ -244,30 +322,48 @@ def print_traceback():
 
 
 def monitor(connection, cwd, result_bytes):
-    """Run one call in a process below this one. Its request comes from `connection`, and its answer goes there."""
+    """Run one call in a process below this one, which is forked before its request is there. The request comes from
+    `connection`, and its answer goes there."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     become_subreaper()
-    buffer = bytearray()
-    while b"\n" not in buffer:
-        data = connection.recv(1 << 20)
-        if not data:
-            return
-        buffer += data
-    request = json.loads(lines_of(buffer)[0])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
+    request_read, request_write = os.pipe()
     result_read, result_write = os.pipe()
     child = os.fork()
     if child == 0:
-        run_child(request, cwd, result_bytes, result_write, (connection.fileno(), wake_read, wake_write, result_read))
+        closed = (connection.fileno(), wake_read, wake_write, request_write, result_read)
+        run_child(request_read, cwd, result_bytes, result_write, closed)
+    os.close(request_read)
     os.close(result_write)
-    answer = watch(child, request, connection, result_read, wake_read, result_bytes)
+    buffer = bytearray()
+    while b"\n" not in buffer:
+        if connection not in select.select([connection, wake_read], [], [])[0]:
+            return  # the call died before it began; who holds the other end takes another
+        data = connection.recv(1 << 20)
+        if not data:
+            kill_tree()
+            return
+        buffer += data
+    line = lines_of(buffer)[0]
+    timeout_s = from_json(line)["timeout_s"]
+    try:
+        send_all(request_write, line + b"\n")
+        os.close(request_write)
+    except OSError:  # it has just died; `watch` says of what
+        pass
+    answer = watch(child, timeout_s, connection, result_read, wake_read, result_bytes)
     if answer is not None:
         connection.sendall(encoded(answer))
     connection.close()
     end_child(child)
+
+
+def send_all(descriptor, data):
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def become_subreaper():
@@ -292,7 +388,7 @@ def end_child(child):
         pass
 
 
-def run_child(request, cwd, result_bytes, result_write, closed):
+def run_child(request_read, cwd, result_bytes, result_write, closed):
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -300,6 +396,14 @@ def run_child(request, cwd, result_bytes, result_write, closed):
         for descriptor in closed:
             os.close(descriptor)
         os.setsid()
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            data = os.read(request_read, 1 << 20)
+            if not data:
+                return
+            line += data
+        os.close(request_read)
+        request = from_json(line)
         os.chdir(cwd)
         answer = encoded(make_call(request, result_bytes))
         for stream in (sys.stdout, sys.stderr):
@@ -307,8 +411,7 @@ def run_child(request, cwd, result_bytes, result_write, closed):
                 stream.flush()
             except Exception:
                 pass
-        while answer:
-            answer = answer[os.write(result_write, answer) :]
+        send_all(result_write, answer)
         os.close(result_write)
         import atexit
 
@@ -318,16 +421,16 @@ def run_child(request, cwd, result_bytes, result_write, closed):
         os._exit(status)
 
 
-def watch(child, request, connection, result_read, wake_read, result_bytes):
+def watch(child, timeout_s, connection, result_read, wake_read, result_bytes):
     """Wait for the answer of a call, its end or the end of its time. None: the host cancelled it, and it is gone."""
-    deadline = time.monotonic() + request["timeout_s"]
+    deadline = time.monotonic() + timeout_s
     buffer, sources = bytearray(), [connection, wake_read, result_read]
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
             kill_tree()
             message = "it did not end within {:g} s, and was killed with all that it had started"
-            return {"kind": "timeout", "message": message.format(request["timeout_s"])}
+            return {"kind": "timeout", "message": message.format(timeout_s)}
         ready = select.select(sources, [], [], left)[0]
         if connection in ready:
             kill_tree()
@@ -351,7 +454,7 @@ def watch(child, request, connection, result_read, wake_read, result_bytes):
 
 def parsed(line):
     try:
-        answer = json.loads(line)
+        answer = from_json(line)
     except ValueError:
         answer = None
     return answer if isinstance(answer, dict) else {"kind": "crashed", "message": "its process sent no result"}
@@ -360,8 +463,10 @@ def parsed(line):
 def ending(status):
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
+        import signal as named
+
         try:
-            name = signal.Signals(number).name
+            name = named.Signals(number).name
         except ValueError:
             name = "signal {}".format(number)
         hint = ", probably because the workspace used up its memory" if number == signal.SIGKILL else ""
@@ -407,7 +512,7 @@ def descendants():
 
 
 def template(control, tools, cwd, result_bytes):
-    """Import all tools, then fork a monitor for each connection that comes on `control`."""
+    """Import all tools, then fork a monitor for each byte that comes on `control`, and send a connection to it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for each in tools:
         control.sendall(encoded({"importing": each["name"]}))
@@ -428,15 +533,18 @@ def template(control, tools, cwd, result_bytes):
     has_threads = threading is not None and threading.active_count() > 1
     control.sendall(encoded({"ready": True, "threads": has_threads}))
     while True:
-        data, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(4))
-        if not data:
+        if not control.recv(1):
             return
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                connection = socket.socket(fileno=int.from_bytes(content[:4], sys.byteorder))
-                connection.set_inheritable(False)
-                fork(lambda made=connection: monitor(made, cwd, result_bytes), [control])
-                connection.close()
+        ours, theirs = socket.socketpair()
+        try:
+            fork(lambda made=theirs: monitor(made, cwd, result_bytes), [control, ours])
+        except OSError as error:
+            control.sendall(encoded({"monitor": str(error)}))
+            continue
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ours.fileno().to_bytes(4, sys.byteorder))]
+        control.sendmsg([encoded({"monitor": None})], rights)
+        ours.close()
+        theirs.close()
 
 
 def fork(work, closed):
@@ -475,11 +583,15 @@ class DispatchLoop:
         self.declared = hello["tools"]
         self.root, self.cwd, self.result_bytes = hello["root"], hello["cwd"], hello["result_bytes"]
         self.nonce = hello["nonce"]
-        self.events = selectors.DefaultSelector()
-        self.events.register(channel, selectors.EVENT_READ, self.hear)
+        self.events = Events()
+        self.events.watch(channel, select.POLLIN, self.hear)
         self.calls = {}
         self.waiting = []
-        """Calls that came while tools are imported: whether they can be forked is not known yet."""
+        """Calls that wait until the tools are imported, or until there is a monitor for them."""
+        self.spare = None
+        """The connection to a monitor that has no call yet."""
+        self.is_asked = False
+        """Whether the template forks one."""
         self.control = self.template = None
         self.endings = {}
 
@@ -496,45 +608,82 @@ class DispatchLoop:
         kept = [self.channel, self.control, *(each.connection for each in self.calls.values())]
         self.template = fork(lambda: template(theirs, self.declared, self.cwd, self.result_bytes), kept)
         theirs.close()
-        self.events.register(self.control, selectors.EVENT_READ, self.hear_template)
+        self.events.watch(self.control, select.POLLIN, self.hear_template)
 
     def end_template(self):
-        self.events.unregister(self.control)
+        self.events.forget(self.control)
         self.control.close()
-        self.control = None
+        self.control, self.is_asked = None, False
+        self.drop_spare()
+
+    def drop_spare(self):
+        """Let go of the monitor that has no call, which ends it."""
+        if self.spare is not None:
+            self.events.forget(self.spare)
+            self.spare.close()
+            self.spare = None
+
+    def keep_spare(self):
+        """Have a monitor forked if a call waits for one, or if none is there for the next call and none runs, which it
+        would slow down."""
+        is_wanted = self.waiting or not (self.spare or self.calls)
+        if not is_wanted or self.is_asked or self.threads or self.control is None:
+            return
+        self.is_asked = True
+        try:
+            self.control.send(b"m")
+        except OSError:  # the template has just died, which `hear_template` sees
+            pass
 
     def hear_template(self, _events):
         try:
-            data = self.control.recv(1 << 16)
+            data, ancillary, _, _ = self.control.recvmsg(1 << 16, socket.CMSG_SPACE(4))
         except OSError:
-            data = b""
+            data, ancillary = b"", []
+        for _level, _kind, content in ancillary:
+            made = socket.socket(fileno=int.from_bytes(content[:4], sys.byteorder))
+            os.set_inheritable(made.fileno(), False)
+            made.setblocking(False)
+            self.take_monitor(made)
         if not data:
             self.end_template()
-            if not self.ready:
+            if self.ready:
+                self.fail_waiting("crashed", "the process that starts calls has ended")
+            else:
                 try:
                     self.endings[self.template] = os.waitpid(self.template, 0)[1]
                 except OSError:  # it was waited for before
                     pass
                 why = "while it was imported, " + ending(self.endings.get(self.template, 0))
                 self.errors.append({"tool": self.importing or "", "message": why})
-                failed, self.waiting = self.waiting, []
-                for message in failed:
-                    self.send({"t": "failed", "call": message["call"], "kind": "import", "message": why})
+                self.fail_waiting("import", why)
                 self.became_ready()
             return
         self.said += data
         for line in lines_of(self.said):
-            message = json.loads(line)
+            message = from_json(line)
             if "importing" in message:
                 self.importing = message["importing"]
             elif "ready" in message:
                 self.threads = message["threads"]
                 self.became_ready()
+            elif "monitor" in message:
+                self.is_asked = False
+                if message["monitor"] is not None:
+                    self.fail_waiting("crashed", "no process could be started for it: " + message["monitor"])
+                else:
+                    self.keep_spare()
             else:
                 self.errors.append(message)
 
+    def fail_waiting(self, kind, why):
+        failed, self.waiting = self.waiting, []
+        for message in failed:
+            self.send({"t": "failed", "call": message["call"], "kind": kind, "message": why})
+
     def became_ready(self):
         self.ready = True
+        self.keep_spare()
         if self.nonce is not None:
             nonce, self.nonce = self.nonce, None
             version = "{}.{}.{}".format(*sys.version_info[:3])
@@ -569,16 +718,16 @@ class DispatchLoop:
 
     def take_lines(self):
         for line in lines_of(self.rest):
-            message = json.loads(line)
+            message = from_json(line)
             if message["t"] == "call":
                 self.begin(message)
             elif message["t"] == "cancel":
                 self.end(message["call"])
+                self.keep_spare()
 
     def begin(self, message):
-        number, entrypoint = message["call"], self.tools.get(message["tool"])
-        if entrypoint is None:
-            self.send({"t": "failed", "call": number, "kind": "unknown", "message": "there is no such tool"})
+        if message["tool"] not in self.tools:
+            self.send({"t": "failed", "call": message["call"], "kind": "unknown", "message": "there is no such tool"})
             return
         if self.control is not None and self.read_sources() != self.sources:
             self.end_template()  # its monitors go on
@@ -587,33 +736,50 @@ class DispatchLoop:
         if not self.ready:
             self.waiting.append(message)
             return
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         if self.threads:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
             kept = [self.channel, self.control, ours, *(each.connection for each in self.calls.values())]
             fork(lambda: monitor(theirs, self.cwd, self.result_bytes), kept)
+            theirs.close()
+            self.begin_with(ours, message)
+            return
+        if self.spare is not None and select.select([self.spare], [], [], 0)[0]:  # it has ended
+            self.drop_spare()
+        ours, self.spare = self.spare, None
+        if ours is None:
+            self.waiting.append(message)
         else:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, theirs.fileno().to_bytes(4, sys.byteorder))]
-            try:
-                self.control.sendmsg([b"c"], rights)
-            except OSError:  # the template has just died; the call says so
-                pass
-        theirs.close()
+            self.events.forget(ours)
+            self.begin_with(ours, message)
+        self.keep_spare()
+
+    def take_monitor(self, made):
+        if self.waiting:
+            self.begin_with(made, self.waiting.pop(0))
+        else:
+            self.spare = made
+            self.events.watch(made, select.POLLIN, self.lose_spare)
+
+    def lose_spare(self, _events):
+        """It has ended before it had a call, perhaps because the workspace has no memory."""
+        self.drop_spare()
+
+    def begin_with(self, ours, message):
+        entrypoint, number = self.tools[message["tool"]], message["call"]
         request = {"entrypoint": entrypoint, "args": message["args"], "timeout_s": message["timeout_s"]}
         made = self.calls[number] = StartedCall(number, ours, encoded(request))
-        self.events.register(
-            ours, selectors.EVENT_READ | selectors.EVENT_WRITE, lambda events: self.go_on(made, events)
-        )
+        self.events.watch(ours, select.POLLIN | select.POLLOUT, lambda events: self.go_on(made, events))
 
     def go_on(self, made, events):
         if self.calls.get(made.number) is not made:  # it was ended in the same round of events
             return
         try:
-            if events & selectors.EVENT_WRITE and made.unsent:
+            if events & select.POLLOUT and made.unsent:
                 del made.unsent[: made.connection.send(made.unsent)]
                 if not made.unsent:
-                    self.events.modify(made.connection, selectors.EVENT_READ, lambda events: self.go_on(made, events))
-            data = made.connection.recv(1 << 20) if events & selectors.EVENT_READ else None
+                    self.events.watch(made.connection, select.POLLIN, lambda events: self.go_on(made, events))
+            data = made.connection.recv(1 << 20) if events & ~select.POLLOUT else None
         except BlockingIOError:
             return
         except OSError:
@@ -627,21 +793,21 @@ class DispatchLoop:
         answer = parsed((lines_of(made.received) or [b""])[0])
         self.end(made.number)
         self.send({"t": "failed" if "kind" in answer else "done", "call": made.number, **answer})
+        self.keep_spare()
 
     def end(self, number):
         """Forget a call. If it runs, its monitor sees the end of the connection, and kills it."""
         self.waiting = [message for message in self.waiting if message["call"] != number]
         made = self.calls.pop(number, None)
         if made is not None:
-            self.events.unregister(made.connection)
+            self.events.forget(made.connection)
             made.connection.close()
 
     def serve(self):
         self.start_template()
         self.take_lines()
         while True:
-            for key, events in self.events.select():
-                key.data(events)
+            self.events.wait()
             self.reap()
 
     def reap(self):
@@ -664,7 +830,7 @@ def main(rest):
             return
         buffer += data
     line, _, rest = bytes(buffer).partition(b"\n")
-    hello = json.loads(line)
+    hello = from_json(line)
     if sys.path[0] == "":
         del sys.path[0]
     sys.path.insert(0, hello["root"])

@@ -18,7 +18,7 @@
 // nothing that it sends.
 
 import fs from "node:fs";
-import { createRequire } from "node:module";
+import nodeModule, { createRequire } from "node:module";
 import net from "node:net";
 import path from "node:path";
 import { Writable } from "node:stream";
@@ -273,7 +273,7 @@ function answerHello({ nonce }) {
 
 function runNext() {
   if (running || !inbox.length) return;
-  const { cell, code, marker } = inbox.shift();
+  const { cell, code, marker, typescript } = inbox.shift();
   number = cell;
   running = { cell, marker, code };
   [last, parts, partsBytes, made] = [null, [], 0, []];
@@ -283,7 +283,7 @@ function runNext() {
   if (sources.size > MAX_SOURCES) sources.delete(sources.keys().next().value);
   let value;
   try {
-    const { before, code: text, isAsync } = rewriting.rewrite(code);
+    const { before, code: text, isAsync } = rewriting.rewrite(typescript ? withoutTypes(code) : code);
     const script = new vm.Script(text, { filename: name, columnOffset: isAsync ? -rewriting.WRAPPER_LENGTH : 0 });
     if (before) new vm.Script(before, { filename: name }).runInThisContext({ displayErrors: false });
     value = script.runInThisContext({ displayErrors: false });
@@ -299,6 +299,51 @@ function runNext() {
     );
     void value.constructor; // it counts as awaited
   } else endSoon(cell, value, false);
+}
+
+/** TypeScript as JavaScript, by Node itself, or by the package `typescript` of the image. Nothing is checked. */
+function withoutTypes(code) {
+  if (typeof nodeModule.stripTypeScriptTypes === "function") {
+    const { emitWarning } = process;
+    process.emitWarning = () => {}; // that it is experimental
+    try {
+      return nodeModule.stripTypeScriptTypes(code);
+    } catch (error) {
+      if (error?.code !== "ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX") throw error;
+    } finally {
+      process.emitWarning = emitWarning;
+    }
+  }
+  const typescript = installedTypescript();
+  if (!typescript) {
+    throw new TypeError(
+      "this needs the package typescript in the image, or, for all but enums, namespaces and parameter properties, " +
+        `Node 22.13 or newer; the image has Node ${process.versions.node}. Write JavaScript instead`,
+    );
+  }
+  const { ModuleKind, ScriptTarget, transpileModule } = typescript;
+  const compilerOptions = { module: ModuleKind.ESNext, target: ScriptTarget.ESNext, verbatimModuleSyntax: true };
+  const { outputText, diagnostics } = transpileModule(code, { compilerOptions, reportDiagnostics: true });
+  const [first] = diagnostics ?? [];
+  if (first) throw new SyntaxError(typescript.flattenDiagnosticMessageText(first.messageText, "\n"));
+  return outputText;
+}
+
+function installedTypescript() {
+  const beside = path.resolve(process.execPath, "../../lib/node_modules/");
+  for (const directory of [process.cwd(), beside, "/usr/lib/node_modules", "/usr/local/lib/node_modules"]) {
+    try {
+      return createRequire(path.join(directory, "cell.js"))("typescript");
+    } catch {
+      // not there
+    }
+    try {
+      return createRequire(path.join(directory, "cell.js"))(path.join(directory, "typescript"));
+    } catch {
+      // not there either
+    }
+  }
+  return null;
 }
 
 /** When promises that are rejected now have been reported. */

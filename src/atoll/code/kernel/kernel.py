@@ -690,6 +690,10 @@ class Kernel:
     def _parse(self, code, name):
         try:
             return compile(code, name, "exec", _ONLY_AST | _AWAIT, True), code
+        except IndentationError as error:
+            if error.msg != "unexpected indent" or not code.strip() or _without_indent(code) == code:
+                raise
+            return self._parse(_without_indent(code), name)
         except SyntaxError as error:
             changed = self.rich.without_magics(code, error) if any(mark in code for mark in "%!?") else None
             if changed is None:
@@ -888,6 +892,14 @@ class Kernel:
         self.channel.send({"t": "completions", "word": word, "found": found})
 
 
+def _without_indent(code):
+    """The code without the indent of its first line, as IPython takes it: code is often pasted from within a function,
+    or written in one as a text of several lines."""
+    first = next(line for line in code.splitlines() if line.strip())
+    indent = first[: len(first) - len(first.lstrip())]
+    return "".join(line.removeprefix(indent) for line in code.splitlines(True))
+
+
 def _cut(text, most=_MAX_REPR_CHARS):
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
@@ -951,7 +963,7 @@ class HookedImports:
         return kernel.rich.hooked(name, path, target) if name in _HOOKED else None
 
 
-_HOOKED = ("matplotlib.pyplot", "IPython.core.display_functions", "IPython.core.display")
+_HOOKED = ("matplotlib.pyplot", "IPython.core.display_functions", "IPython.core.display", "PIL.Image")
 
 
 def _no_kernel_here():

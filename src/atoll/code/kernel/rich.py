@@ -10,10 +10,14 @@ box or other. An element is a series `{label, points: [[x, y], …]}` of a line 
 bar, `{label, angle, radius}` of a pie, `{label, min, first_quartile, median, third_quartile, max, outliers}` of a box.
 Of several pairs it is `{type: "superchart", title, elements: [chart, …]}`. A series with more points than are sent has
 every n-th of them, and their number as `total`.
+
+Code of E2B's clients runs with E2B_SANDBOX=true in its environment, as theirs does. It is shown what their kernels show
+besides: the columns of a pandas table, `{name: [value, …]}` of the MIME type `DATA`, and an image that a cell saves.
 """
 
 import builtins
 import math
+import os
 import re
 import sys
 from base64 import b64encode
@@ -22,6 +26,7 @@ kernel = None
 """Set by `kernel.py`."""
 
 CHART = "application/vnd.atoll.chart+json"
+DATA = "application/vnd.atoll.data+json"
 _FORMS = (
     ("_repr_html_", "text/html"),
     ("_repr_markdown_", "text/markdown"),
@@ -40,6 +45,9 @@ _MAX_DEPTH = 40
 _MAX_AXES = 20
 _MAX_SERIES = 100
 _MAX_POINTS = 10_000
+_MAX_CELLS = 500_000
+"""Of a table whose columns are sent."""
+_FOR_E2B = os.environ.get("E2B_SANDBOX") == "true"
 
 
 def bundle(value):
@@ -70,7 +78,18 @@ def _forms(value):
         import json
 
         data.setdefault("application/vnd.plotly.v1+json", json.loads(value.to_json()))
+    pandas = sys.modules.get("pandas") if _FOR_E2B else None
+    if pandas is not None and isinstance(value, getattr(pandas, "DataFrame", ())) and value.size <= _MAX_CELLS:
+        data[DATA] = _columns(value, getattr(pandas, "NaT", None))
     return data
+
+
+def _columns(table, not_a_time):
+    columns = {}
+    for i, name in enumerate(table.columns):
+        values = table.iloc[:, i].tolist()
+        columns[str(name)] = [None if each is not_a_time else _value(each) for each in values]
+    return columns
 
 
 def _form(value, method):
@@ -172,6 +191,8 @@ def _prepare(module):
     """Make a module that the code has just imported show things here."""
     if module.__name__ == "matplotlib.pyplot":
         _prepare_pyplot(module)
+    elif module.__name__ == "PIL.Image":
+        _prepare_images(module)
     elif hasattr(module, "publish_display_data"):  # where IPython has `display`, by version
         handle = getattr(module, "DisplayHandle", None)
 
@@ -193,9 +214,14 @@ def _prepare_pyplot(pyplot):
 
     draw_boxes = Axes.bxp
 
-    def bxp(self, bxpstats, *args, **kwargs):
-        self._atoll_boxes = [*getattr(self, "_atoll_boxes", ()), *bxpstats]
-        return draw_boxes(self, bxpstats, *args, **kwargs)
+    def bxp(self, bxpstats, positions=None, *args, **kwargs):
+        bxpstats = list(bxpstats)
+        where = range(1, len(bxpstats) + 1) if positions is None else positions
+        # By position: a box that is drawn over another, with other colors for example, takes its place.
+        drawn = {**getattr(self, "_atoll_boxes", {}), **dict(zip(map(float, where), bxpstats))}
+        made = draw_boxes(self, bxpstats, positions, *args, **kwargs)
+        self._atoll_boxes = drawn
+        return made
 
     def show_one(self, *_, **__):
         kernel.display(self)
@@ -203,6 +229,23 @@ def _prepare_pyplot(pyplot):
     Axes.bxp = bxp
     Figure.show = show_one
     pyplot.show = lambda *_, **__: show_figures()
+
+
+def _prepare_images(module):
+    """There is no viewer here: an image that the code shows is shown as its value would be."""
+    save = module.Image.save
+
+    def show(self, *_, **__):
+        kernel.display(self)
+
+    def save_shown(self, *args, **kwargs):
+        save(self, *args, **kwargs)
+        if sys._getframe(1).f_code.co_filename.startswith("<cell "):
+            kernel.display(self)
+
+    module.Image.show = show
+    if _FOR_E2B:
+        module.Image.save = save_shown
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -278,7 +321,8 @@ def _elements(axes, chart, budget):
     if wedges:
         return "pie", [_slice(each, i) for i, each in enumerate(wedges[:_MAX_SERIES])]
     if getattr(axes, "_atoll_boxes", None):
-        return "box", [_box(each, i, chart) for i, each in enumerate(axes._atoll_boxes[:_MAX_SERIES])]
+        boxes = [each for _, each in sorted(axes._atoll_boxes.items())][:_MAX_SERIES]
+        return "box", [_box(each, i, chart) for i, each in enumerate(boxes)]
     bars = [each for each in axes.containers if isinstance(each, BarContainer)]
     if bars:
         return "bar", [one for i, each in enumerate(bars[:_MAX_SERIES]) for one in _bars(each, i, chart, budget)][
@@ -339,8 +383,8 @@ def _box(stats, index, chart):
     labels = chart["x_tick_labels"]
     label = stats.get("label") or (labels[index] if index < len(labels) else "")
     keys = (("whislo", "min"), ("q1", "first_quartile"), ("med", "median"), ("q3", "third_quartile"), ("whishi", "max"))
-    box = {"label": _name(str(label), index), **{name: _value(stats.get(key)) for key, name in keys}}
-    box["outliers"] = [_value(each) for each in list(stats.get("fliers", ()))[:_MAX_SERIES]]
+    box = {"label": _name(str(label), index), **{name: float(stats.get(key, math.nan)) for key, name in keys}}
+    box["outliers"] = [float(each) for each in list(stats.get("fliers", ()))[:_MAX_SERIES]]
     return box
 
 

@@ -86,7 +86,7 @@ class ArchiveContents(Frozen):
     """The description of the sandbox in a file: its first member. Untrusted input."""
 
     format: Literal["atoll-sandbox"]
-    version: Literal[1, 2]
+    version: Literal[1, 2, 3]
     name: Name
     """The sandbox's name when it was exported."""
     checkpoint: str | None = Field(default=None, max_length=255)
@@ -103,6 +103,8 @@ class ArchiveContents(Frozen):
     """Since version 2."""
     runtime: RuntimeName | None = None
     pause_after_s: float | None = None
+    sudo: bool = False
+    """Since version 3."""
 
 
 class _ContentsVersion(BaseModel):
@@ -132,7 +134,7 @@ async def write(
     """
     contents = ArchiveContents(
         format="atoll-sandbox",
-        version=2,
+        version=3,
         name=record.spec.name,
         checkpoint=record.checkpoint.label,
         exported_at=now(),
@@ -140,7 +142,7 @@ async def write(
         layers=tuple(ArchiveLayer(trees=tuple(each.key for each in record.base)) for _ in record.layers),
         user=record.user,
         cwd=record.cwd,
-        **record.spec.model_dump(include={"limits", "env", "runtime", "pause_after_s"}),
+        **record.spec.model_dump(include={"limits", "env", "runtime", "pause_after_s", "sudo"}),
     )
     manifest = contents.model_dump_json(exclude_none=True)
     if len(manifest.encode()) > worker.MANIFEST_LIMIT_BYTES:

@@ -51,7 +51,7 @@ else:  # a program that was started by its path, alone: `python -I` does not sea
     _spec.loader.exec_module(pax)
 
 FORMAT = "atoll-sandbox"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 MANIFEST = "atoll-sandbox.json"
 CHECKSUM = "sha256"
 MANIFEST_LIMIT_BYTES = 1024 * 1024

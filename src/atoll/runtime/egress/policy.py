@@ -7,7 +7,7 @@ Owns which addresses are not on the public internet, and which rules allow them.
 A name needs a rule that covers it before it is resolved: a DNS lookup is a message to the name's own server. Then every
 address of the name is checked. A public one is allowed. A special one (private, loopback, metadata …) needs a rule for
 that address, or for a range inside the same special block, so that `0.0.0.0/0` is the internet and not this machine's
-own network.
+own network. An address that the policy denies is refused before anything else, whatever allows it.
 """
 
 from __future__ import annotations
@@ -95,14 +95,19 @@ _NOT_FOR_INDEXES = frozenset({"metadata", "link-local", "unspecified", "broadcas
 
 def special(address: Address) -> tuple[Network, str] | None:
     """The special block that contains `address`, and its kind. None: the address is public."""
-    if isinstance(address, IPv6Address) and address in NAT64:
-        # A NAT64 gateway connects to the IPv4 address.
-        address = unmap_ipv4(IPv6Address((0xFFFF << 32) | (int(address) & 0xFFFF_FFFF)))
+    address = _connected(address)
     version, number = address.version, int(address)
     for of, first, last, block, kind in _SPANS:
         if of == version and first <= number <= last:
             return block, kind
     return None
+
+
+def _connected(address: Address) -> Address:
+    """The address at the other end: a NAT64 gateway connects to the IPv4 address in it."""
+    if isinstance(address, IPv6Address) and address in NAT64:
+        return unmap_ipv4(IPv6Address((0xFFFF << 32) | (int(address) & 0xFFFF_FFFF)))
+    return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +116,11 @@ class Refusal:
 
     reason: str
     missing: str
-    """A rule that would allow it."""
+    """A rule that would allow it. Empty: none would, because another one denies it."""
     address: Address | None = None
 
     def __str__(self) -> str:
-        return f"{self.reason}; to allow it, add the rule {self.missing}"
+        return f"{self.reason}; to allow it, add the rule {self.missing}" if self.missing else self.reason
 
 
 class PolicyEvaluator:
@@ -123,6 +128,7 @@ class PolicyEvaluator:
 
     def __init__(self, policy: NetworkPolicy | None = None, indexes: PackageIndexes | None = None) -> None:
         self._rules: Sequence[Rule] = policy.rules if policy else ()
+        self._denied: Sequence[Rule] = policy.denied if policy else ()
         self._index_rules: Sequence[Rule] = indexes.rules if indexes and policy and REGISTRIES in policy.presets else ()
 
     def check_host(self, host: str | Address, port: int) -> Refusal | None:
@@ -153,6 +159,9 @@ class PolicyEvaluator:
 
     def _check_address(self, address: Address, port: int, *, named: bool, by_indexes: bool) -> Refusal | None:
         """`named`: a rule covers the name of the host. `by_indexes`: one of the package indexes' rules does."""
+        for rule in self._denied:
+            if rule.covers_port(port) and (rule.covers_address(address) or rule.covers_address(_connected(address))):
+                return Refusal(f"the policy denies {rule}", "", address)
         block = special(address)
         if block is None:
             if named or by_indexes or self._allows_any(port) or _covers(self._rules, address, port):

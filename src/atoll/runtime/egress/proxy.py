@@ -245,6 +245,15 @@ class EgressProxy:
                 return await self._http(stream)
         return False
 
+    def intercept_with(self, interceptor: Interceptor | None) -> None:
+        """Use another interceptor from now on. Open connections that either of the two handles are cut."""
+        before, self._interceptor = self._interceptor, interceptor
+        for attempt in self._open:
+            host = str(attempt.host)
+            if any(each and each.tunnel_handler(host, attempt.port) for each in (before, interceptor)):
+                attempt.reason = "cut, because what is put into its requests has changed"
+                attempt.scope.cancel()
+
     def recheck(self) -> None:
         """Cut the open connections that the policy no longer allows."""
         evaluator = self._evaluator()

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from atoll.runtime.egress.policy import PolicyEvaluator
 
     # Imported where something is served: most processes that open an engine never need an HTTP parser.
-    from atoll.runtime.egress.proxy import Connector, EgressProxy, Interceptor
+    from atoll.runtime.egress.proxy import Connector, EgressProxy
     from atoll.runtime.lifetimes import BackgroundTasks
+    from atoll.runtime.secrets.injection import SecretInjector
 
 LOCK = "egress.lock"
 MAX_CONNECTIONS = 128
@@ -133,7 +134,11 @@ class EgressServer:
         """`refused_inside`: the guest answers while no process serves the sandbox."""
         self.id = directory.name
         """The sandbox's id."""
-        self.interceptor: Interceptor | None = None
+        self.read_injector: Callable[[], SecretInjector | None] = lambda: None
+        """What is put into requests, by the manifest as it is on disk: the same object as long as that is the same."""
+        self._injector: SecretInjector | None = None
+        self._installed: SecretInjector | None = None
+        """What programs inside trust already."""
         self._servers = egress_servers
         self._directory = directory
         self._manifest = str(directory / "manifest.json")
@@ -172,10 +177,12 @@ class EgressServer:
     def _make_env(self) -> Mapping[str, str]:
         if self._spec is None or not (self._has_policy or self._refused_inside):
             return {}
-        return {**PROXY_ENV, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
+        trusted = self._injector.variables if self._has_policy and self._injector else {}
+        return {**PROXY_ENV, **trusted, **(self._spec.indexes.env if self._has_policy and self._spec.indexes else {})}
 
     def reload_policy(self) -> bool:
-        """Read the policy in the manifest, if that was written. Returns whether the policy has changed.
+        """Read the policy in the manifest, if that was written, and what is put into requests. Returns whether either
+        has changed.
 
         While it cannot be read, no connection is allowed, and each call tries again.
         """
@@ -183,14 +190,17 @@ class EgressServer:
             seen = self._version()
             if seen == self._seen:
                 return False
-            spec, self._seen = self._read_spec(), seen
+            spec, injector, self._seen = self._read_spec(), self.read_injector(), seen
         except (SandboxError, OSError) as error:
             self._warn_once("its network policy cannot be read", error)
-            spec, self._seen = None, None
+            spec, injector, self._seen = None, None, None
         before, self._spec = self._spec, spec
+        injected, self._injector = self._injector, injector
         self._env = self._make_env()
+        if injector is not injected and self._proxy is not None:
+            self._proxy.intercept_with(injector)
         if _rules(before) == _rules(spec):
-            return False
+            return injector is not injected
         self._evaluator = None
         if self._proxy is not None:
             self._proxy.recheck()
@@ -246,15 +256,25 @@ class EgressServer:
 
     async def apply_policy(self) -> None:
         """Apply the current policy before a command is started, whose variables depend on it."""
-        if self.reload_policy() and self._link is not None and self.is_connected:
+        changed = self.reload_policy() or self._installed is not self._injector
+        if changed and self._link is not None and self.is_connected:
             await self._prepare(self._link)
             await self.try_serve()
 
     async def _prepare(self, link: GuestConnection) -> None:
-        """Put the CA bundles and the settings of the package indexes into the sandbox, unless they are there."""
+        """Put the CA bundles and the settings of the package indexes into the sandbox, unless they are there, and have
+        its programs trust what headers are set with."""
+        from atoll.runtime.guest.files import Files
+
+        if self._injector is not None:
+            try:
+                with anyio.fail_after(_LISTEN_TIMEOUT_S):
+                    await self._injector.install(Files(link.open, "root"))
+                self._installed = self._injector
+            except (AtollError, OSError):
+                _log.warning("cannot install the CA certificate for headers in %s", self._directory.name, exc_info=True)
         if self._spec is None or self._spec.indexes is None:
             return
-        from atoll.runtime.guest.files import Files
         from atoll.runtime.images.reference import HOST
 
         files, indexes = Files(link.open, "root"), self._spec.indexes
@@ -303,9 +323,7 @@ class EgressServer:
                         audit_log = AuditLog(self._directory)
                         stack.callback(audit_log.close)
                         connector = self._servers.connector or Connector()
-                        self._proxy = EgressProxy(
-                            self._spec.name, self.evaluator, audit_log, connector, self.interceptor
-                        )
+                        self._proxy = EgressProxy(self._spec.name, self.evaluator, audit_log, connector, self._injector)
                         self._last_warning = ""
                         started = True
                         task_status.started()

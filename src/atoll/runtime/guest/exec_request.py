@@ -49,15 +49,25 @@ def start_directory(start: str | None, cwd: str | None) -> str | None:
     return cwd if start is None else posixpath.join(start, cwd or "")
 
 
-class Environment:
-    """The environment that every command of a sandbox gets, encoded once."""
+def sudo_user(user: str) -> str:
+    """Who may use `sudo` in a sandbox that has it, and whose commands run as `user`."""
+    return "user" if user in ("root", "0") else user
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+
+class Environment:
+    """The environment that every command of a sandbox gets, encoded once.
+
+    With `sudo`, processes of that user may have commands started as another one. It is here because it is of the
+    sandbox, not of a request: a server adds it to the requests of its clients, as it adds variables.
+    """
+
+    def __init__(self, env: Mapping[str, str], *, sudo: str | None = None) -> None:
+        self._sudo = b"" if sudo is None else encode_fields(((Tag.SUDO, name_user(sudo)),))
         own = {"LANG": "C.UTF-8"} | check_env(dict(env))
         self._env = {"PATH": DEFAULT_PATH} | own
         self._user_env = {"PATH": USER_PATH} | own
-        self._encoded = _encode_env(self._env)
-        self._user_encoded = _encode_env(self._user_env)
+        self._encoded = self._sudo + _encode_env(self._env)
+        self._user_encoded = self._sudo + _encode_env(self._user_env)
 
     def encode(self, env: Mapping[str, str] | None, *, user: str, terminal: bool) -> bytes:
         """The fields for a command of `user` with its own `env` on top; with `terminal`, TERM is set.
@@ -70,7 +80,7 @@ class Environment:
         merged = (self._user_env if user == "user" else self._env) | check_env(dict(env or {}))
         if terminal:
             merged.setdefault("TERM", DEFAULT_TERM)
-        return _encode_env(merged)
+        return self._sudo + _encode_env(merged)
 
 
 class OwnVariables(Environment):

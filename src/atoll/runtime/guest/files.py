@@ -14,7 +14,7 @@ import io
 import os
 import posixpath
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,17 @@ from atoll.contract.errors import (
     UserNotFound,
 )
 from atoll.contract.model import FileChange, FileEntry, FileKind, FileStat, Match
-from atoll.contract.protocol import Change, Fields, FileType, Op, Problem, Tag, encode_fields
+from atoll.contract.protocol import (
+    Change,
+    Fields,
+    FileType,
+    Op,
+    Problem,
+    Tag,
+    decode_xattrs,
+    encode_fields,
+    encode_xattrs,
+)
 from atoll.runtime.guest import copying, regex
 from atoll.runtime.guest.connection import OpenStream
 from atoll.runtime.guest.frames import name_user
@@ -49,6 +59,8 @@ MAX_CONTEXT = 100
 """Lines around a match of `grep`, before and after."""
 MAX_CONTEXT_BYTES = 8192
 """What the guest sends of the lines before, and after, a match."""
+MAX_XATTR_NAME = 255
+"""Bytes of the name of an extended attribute, as the kernel says."""
 MAX_ENTRIES = 1_000_000
 """Entries or matches that one call returns at most."""
 
@@ -64,6 +76,7 @@ class _FileAttributes(TypedDict):
     gid: int
     mtime: datetime
     target: str | None
+    xattrs: dict[str, bytes]
 
 
 _KINDS: dict[int, FileKind] = {
@@ -89,6 +102,7 @@ _ADVICE: dict[tuple[Op, int], str] = {
     (Op.WRITE, errno.EISDIR): "name a file in it",
     (Op.WRITE, errno.EEXIST): "write without exclusive=True to replace it",
     (Op.WRITE, errno.ENOENT): "write with parents=True to make its directory",
+    (Op.WRITE, errno.EOPNOTSUPP): "its file system keeps no extended attributes",
     (Op.LIST, errno.ENOTDIR): "use stat or read",
     (Op.MKDIR, errno.ENOENT): "use parents=True to make the directories above it",
     (Op.MKDIR, errno.EEXIST): "remove it first, or use parents=True to accept an existing directory",
@@ -188,6 +202,8 @@ class Files:
         atomic: bool = True,
         parents: bool = True,
         exclusive: bool = False,
+        xattrs: Mapping[str, bytes] | None = None,
+        xattr_prefix: str | None = None,
         user: str | None = None,
     ) -> int:
         """Write a regular file and return its size now.
@@ -195,7 +211,14 @@ class Files:
         With `atomic`, the write is visible when all of it is on the disk; if it fails, is cancelled or the sandbox
         dies, the file is as it was. Appending is not atomic. With `parents`, missing directories are made; with
         `exclusive`, an existing file is refused. `mode` unset: 0644 for a new file, unchanged for an old one.
+
+        With `xattr_prefix` (`user.` and more), the file's extended attributes whose names begin with it are replaced by
+        `xattrs`, before anything is written. These have names that begin with it, and take 4096 bytes at most.
+
+        Raises:
+            FileError: the file system keeps no extended attributes, and there are some to set.
         """
+        prefix = check_xattr_prefix(xattr_prefix)
         fields = self._fields(
             user,
             (Tag.PATH, self._path(path)),
@@ -204,9 +227,16 @@ class Files:
             (Tag.ATOMIC, _flag(atomic and not append)),
             (Tag.PARENTS, _flag(parents)),
             (Tag.EXCLUSIVE, _flag(exclusive)),
+            (Tag.XATTR_PREFIX, prefix),
+            (Tag.XATTRS, _xattrs(xattrs, prefix)),
         )
         async with await self._open(Op.WRITE, fields, receive=(), send=(0,)) as stream:
             result = await self._send(stream, data, Op.WRITE, path, user)
+            if xattrs and Tag.COUNT not in result:
+                raise SandboxError(
+                    f"{os.fspath(path)} was written without its extended attributes: an older Atoll started this "
+                    "sandbox; put it to sleep and wake it first"
+                )
             with stream.fail_on_violation():
                 return result.count(Tag.SIZE)
 
@@ -240,11 +270,17 @@ class Files:
 
     # --------------------------------------------------------------------------------------------------- names
 
-    async def stat(self, path: AnyPath, *, follow: bool = True, user: str | None = None) -> FileStat:
-        """The attributes of `path`; with `follow`, those of a symlink's target."""
-        result, stream = await self._call(Op.STAT, path, user, (Tag.FOLLOW, int(follow)))
+    async def stat(
+        self, path: AnyPath, *, follow: bool = True, xattr_prefix: str | None = None, user: str | None = None
+    ) -> FileStat:
+        """The attributes of `path`; with `follow`, those of a symlink's target.
+
+        With `xattr_prefix`, also the extended attributes whose names begin with it, as far as they fit into 4096 bytes.
+        """
+        prefix = check_xattr_prefix(xattr_prefix)
+        result, stream = await self._call(Op.STAT, path, user, (Tag.FOLLOW, int(follow)), (Tag.XATTR_PREFIX, prefix))
         with stream.fail_on_violation():
-            return _stat(result)
+            return FileStat(**_attributes(result, prefix))
 
     async def exists(self, path: AnyPath, *, user: str | None = None) -> bool:
         """Whether `path` exists. A symlink without a target does not count."""
@@ -254,14 +290,21 @@ class Files:
             return False
         return True
 
-    async def list(self, path: AnyPath = ".", *, user: str | None = None) -> builtins.list[FileEntry]:
+    async def list(
+        self, path: AnyPath = ".", *, xattr_prefix: str | None = None, user: str | None = None
+    ) -> builtins.list[FileEntry]:
         """The entries of a directory, in no particular order, without `.` and `..`. Symlinks are not followed.
+
+        With `xattr_prefix`, each has its extended attributes, as in `stat`.
 
         Raises:
             InvalidRequest: there are more than a million entries.
         """
-        fields = self._fields(user, (Tag.PATH, self._path(path)))
-        return await self._gather(Op.LIST, fields, path, user, _entry, "use glob with a pattern and a limit")
+        prefix = check_xattr_prefix(xattr_prefix)
+        fields = self._fields(user, (Tag.PATH, self._path(path)), (Tag.XATTR_PREFIX, prefix))
+        return await self._gather(
+            Op.LIST, fields, path, user, lambda each: _entry(each, prefix), "use glob with a pattern and a limit"
+        )
 
     async def mkdir(
         self, path: AnyPath, *, parents: bool = True, mode: int | None = None, user: str | None = None
@@ -462,7 +505,7 @@ class Files:
 
     # ---------------------------------------------------------------------------------------------- the protocol
 
-    def _fields(self, user: str | None, *fields: tuple[Tag, int | str | None]) -> bytes:
+    def _fields(self, user: str | None, *fields: tuple[Tag, int | str | bytes | None]) -> bytes:
         return encode_fields(((Tag.USER, name_user(self._user if user is None else user)), *fields))
 
     def _path(self, path: AnyPath) -> str:
@@ -639,6 +682,36 @@ def check_mode(mode: int | None) -> int | None:
     return mode
 
 
+def check_xattr_prefix(prefix: str | None) -> str | None:
+    """Return what the names of extended attributes begin with if it is allowed.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    if prefix is None:
+        return None
+    size = len(prefix.encode("utf-8", "replace"))
+    if not prefix.startswith("user.") or not len("user.") < size < MAX_XATTR_NAME:
+        raise InvalidRequest(
+            f"{prefix[:300]!r} cannot begin the names of extended attributes: 'user.' and at least one character more"
+        )
+    return prefix
+
+
+def _xattrs(xattrs: Mapping[str, bytes] | None, prefix: str | None) -> bytes | None:
+    """The field XATTRS."""
+    if not xattrs:
+        return None
+    for name in xattrs:
+        if prefix is None or not name.startswith(prefix):
+            raise InvalidRequest(f"the extended attribute {name[:300]!r} does not begin with xattr_prefix={prefix!r}")
+        if len(name.encode("utf-8", "replace")) > MAX_XATTR_NAME:
+            raise InvalidRequest(
+                f"the extended attribute {name[:300]!r} has a name of more than {MAX_XATTR_NAME} bytes"
+            )
+    return encode_xattrs({name.removeprefix(prefix or ""): value for name, value in xattrs.items()})
+
+
 def _flag(value: bool) -> int | None:
     return 1 if value else None
 
@@ -653,15 +726,14 @@ def _kind(record: Fields) -> FileKind:
     return kind
 
 
-def _stat(record: Fields) -> FileStat:
-    return FileStat(**_attributes(record))
+def _entry(record: Fields, xattr_prefix: str | None = None) -> FileEntry:
+    return FileEntry(name=record.path(Tag.NAME), **_attributes(record, xattr_prefix))
 
 
-def _entry(record: Fields) -> FileEntry:
-    return FileEntry(name=record.path(Tag.NAME), **_attributes(record))
-
-
-def _attributes(record: Fields) -> _FileAttributes:
+def _attributes(record: Fields, xattr_prefix: str | None) -> _FileAttributes:
+    """A guest that sends extended attributes without being asked for them is not believed."""
+    has_xattrs = xattr_prefix is not None and Tag.XATTRS in record
+    xattrs = decode_xattrs(record.raw(Tag.XATTRS)) if has_xattrs else {}
     return {
         "kind": _kind(record),
         "size": record.count(Tag.SIZE),
@@ -670,6 +742,7 @@ def _attributes(record: Fields) -> _FileAttributes:
         "gid": record.count(Tag.GID),
         "mtime": record.time_ns(Tag.MTIME_NS),
         "target": record.path(Tag.TARGET) if Tag.TARGET in record else None,
+        "xattrs": {f"{xattr_prefix}{name}": value for name, value in xattrs.items()},
     }
 
 

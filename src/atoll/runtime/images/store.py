@@ -631,7 +631,7 @@ class ImageStore:
             names = [ImageReference.parse(image.reference).short for image in self._list() if image.kind == "registry"]
             listed = ", ".join([HOST, *names[:8]]) + (", …" if len(names) > 8 else "")
             raise ImageUnavailable(
-                f"{error.message} (present here: {listed})",
+                f"{error.message}{ImageUnavailable.PRESENT}{listed})",
                 hint=error.hint,
                 **{**error.details, "available": [HOST, *names[:64]]},
             ) from error

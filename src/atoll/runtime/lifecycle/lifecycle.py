@@ -124,7 +124,20 @@ def expiry_of(spec: SandboxSpec, begins_at: datetime) -> Expiry | None:
         return None
     ttl_ms = round(spec.ttl_s * 1000)
     begins_ms = round(begins_at.timestamp() * 1000)
-    return Expiry(begins_ms + ttl_ms, ttl_ms if spec.ttl_renewed_by_use else 0, spec.on_expiry == "sleep")
+    return Expiry(begins_ms + ttl_ms, ttl_ms if spec.ttl_renewed_by_use else 0, spec.on_expiry)
+
+
+def _check_end(then: OnExpiry, driver: Driver) -> None:
+    """
+    Raises:
+        Unenforceable: it is to be paused at the end of its lifetime, and its runtime cannot freeze processes here.
+    """
+    if then == "pause" and not driver.capabilities.freeze:
+        raise Unenforceable(
+            "a sandbox cannot be paused at the end of its lifetime here: this runtime and this user have no cgroup to "
+            "freeze it with; put it to sleep (on_expiry='sleep'), or run crun as root",
+            hint="atoll doctor says how an unprivileged user gets cgroups",
+        )
 
 
 def _cannot_freeze(manifest: Manifest) -> Unenforceable:
@@ -199,7 +212,8 @@ class Lifecycle:
         expiry = self._store.expiry(id)
         if expiry is None:
             return None
-        freezes = expiry.sleeps and driver.capabilities.memory_checkpoint
+        _check_end(expiry.then, driver)
+        freezes = expiry.then == "pause" or (expiry.then == "sleep" and driver.capabilities.memory_checkpoint)
         return Lifetime(ends_ms=expiry.ends_ms, renewal_ms=expiry.renewal_ms, freezes=freezes)
 
     async def apply_lifetime(self, manifest: Manifest, driver: Driver) -> None:
@@ -329,17 +343,36 @@ class Lifecycle:
             await self._sleep(self._read(id), lock, state, forced=state == "shutdown")
 
     async def sleep_at_end(self, id: str) -> bool:
-        """Put it to sleep if its lifetime is over, whatever runs in it. It has no lifetime then, until it is started.
+        """Put it to sleep, or pause it, if its lifetime is over, whatever runs in it. It has no lifetime then, until it
+        is started or used.
 
-        Returns whether it was.
+        Returns whether its processes have ended.
         """
         async with self._store.working(id) as lock:
-            if not self._store.is_due_to_sleep(id):
+            expiry = self._store.expiry(id)
+            if expiry is None or not self._store.is_due_to_sleep(id):
                 return False  # it was used, or put to sleep, or has got another lifetime meanwhile
             manifest = self._read(id)
+            driver = self._choose(manifest.runtime)
+            if expiry.then == "pause" and await self._runs(manifest, driver):
+                self._store.set_expiry(id, None)
+                await self.apply_lifetime(manifest, driver)
+                await driver.keeper.freeze(self._store.directory(id))
+                return False
             await self._sleep(manifest, lock, "shutdown" if manifest.state == "shutdown" else "sleeping", forced=True)
             self._store.set_expiry(id, None)
             return True
+
+    async def begin_lifetime(self, id: str) -> None:
+        """A sandbox that was paused at the end of its lifetime is used: it lives as long again."""
+        async with self._store.working(id):
+            manifest = self._read(id)
+            if manifest.spec.ttl_s is None or self._store.expiry(id) is not None:
+                return
+            self._store.set_expiry(id, expiry_of(manifest.spec, now()))
+            driver = self._choose(manifest.runtime)
+            if await self._runs(manifest, driver):
+                await self.apply_lifetime(manifest, driver)
 
     async def _sleep(
         self, manifest: Manifest, lock: int, state: Literal["sleeping", "shutdown"], *, forced: bool
@@ -506,6 +539,13 @@ class Lifecycle:
             manifest = self._read(id)
             self._write(manifest, spec=manifest.spec.model_copy(update={"network": policy, "indexes": indexes}))
 
+    async def change_secrets(self, id: str, change: Callable[[str | None], str | None]) -> None:
+        """Write other secrets to the manifest, from where the process that serves its egress reads them. `change` is
+        given the encrypted ones, and gives those to write."""
+        async with self._store.working(id):
+            manifest = self._read(id)
+            self._write(manifest, encrypted_secrets=change(manifest.encrypted_secrets))
+
     async def update(
         self,
         id: str,
@@ -537,6 +577,7 @@ class Lifecycle:
             if limits != Limits():
                 changes["limits"] = _changed(manifest.spec.limits, limits)
             spec = validate_spec(**{**manifest.spec.model_dump(), **changes})
+            _check_end(spec.on_expiry, driver)
             if limits != Limits():
                 await self._change_limits(manifest, driver, limits, running=running)
             if lifetime:

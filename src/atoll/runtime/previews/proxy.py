@@ -28,7 +28,6 @@ import anyio.lowlevel
 import h11
 
 from atoll.contract.errors import AtollError
-from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import (
     CHUNK_BYTES,
     DISCONNECTED,
@@ -68,18 +67,36 @@ class PreviewResponse:
     body: bytes = b""
 
 
+class UpstreamStream(Protocol):
+    """A connection to a server inside: a `PortConnection`, or what is made of one. Errors are those of a
+    `ByteStream`."""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes: ...
+
+    async def send(self, item: bytes) -> None: ...
+
+    async def send_eof(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    def is_quiet(self) -> bool:
+        """As `PortConnection.is_quiet`."""
+
+
 class Upstream(Protocol):
     """The server inside that a request is for, and how the request is sent to it."""
 
     target: bytes
-    headers: Headers
-    """Without hop-by-hop headers."""
 
     @property
     def server(self) -> object:
         """Identifies the server. Connections are reused for requests to the same one."""
 
-    async def dial(self) -> PortConnection: ...
+    async def dial(self) -> UpstreamStream: ...
+
+    def headers_on(self, stream: UpstreamStream) -> Headers:
+        """The headers with which the request is sent on a connection that this, or an earlier request to the same
+        server, has dialed. Without hop-by-hop headers."""
 
     def rewrite_response(self, headers: Headers) -> Headers:
         """The headers of a response, for the client."""
@@ -252,7 +269,7 @@ class ClientSocket:
 class _UpstreamConnection:
     """A connection to a server inside."""
 
-    def __init__(self, stream: PortConnection, server: object) -> None:
+    def __init__(self, stream: UpstreamStream, server: object) -> None:
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.server = server
         self.stream = stream
@@ -397,16 +414,20 @@ class _ClientConnection:
         ]
         if upgrades:
             framing += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
-        head = h11.Request(method=request.method, target=upstream.target, headers=[*upstream.headers, *framing])
+
+        def head(server: _UpstreamConnection) -> h11.Request:
+            headers = [*upstream.headers_on(server.stream), *framing]
+            return h11.Request(method=request.method, target=upstream.target, headers=headers)
+
         if type(first) is not h11.EndOfMessage:
             server = await self._connect(upstream)
-            return await self._with_body(server, upstream, head, first)
+            return await self._with_body(server, upstream, head(server), first)
         repeatable = request.method in _REPEATABLE
         while True:
             reused = self._upstream
             server = await self._connect(upstream)
             try:
-                await _send_upstream(server, [server.http.send(head), server.http.send(h11.EndOfMessage())])
+                await _send_upstream(server, [server.http.send(head(server)), server.http.send(h11.EndOfMessage())])
                 return await self._respond(server, upstream)
             except _StaleConnection:
                 await self._drop_upstream()

@@ -35,7 +35,7 @@ from atoll.runtime.guest.ports import PortConnection
 from atoll.runtime.http1 import Headers, one_line, strip_hop_by_hop
 from atoll.runtime.previews.forward import DialPort, dial_either, listen_on, next_client, port_of
 from atoll.runtime.previews.pages import page
-from atoll.runtime.previews.proxy import PreviewResponse, header, serve
+from atoll.runtime.previews.proxy import PreviewResponse, UpstreamStream, header, serve
 
 if TYPE_CHECKING:
     from atoll.runtime.lifetimes import BackgroundTasks
@@ -376,6 +376,9 @@ class _PreviewUpstream:
 
     async def dial(self) -> PortConnection:
         return await self.server.connect()
+
+    def headers_on(self, _stream: UpstreamStream) -> Headers:
+        return self.headers
 
     @contextmanager
     def track(self) -> Iterator[anyio.CancelScope]:

@@ -60,7 +60,12 @@ async def install(files: Files, authority: Authority) -> None:
     if not await files.exists(BUNDLE, user="root"):
         await _write(files, BUNDLE, _joined(trusted or _host_bundle(), certificate))
     await _write(files, _LOCAL_CERTIFICATE, certificate)
-    await _write(files, f"/etc/ssl/certs/{authority.openssl_name}", certificate)
+    await _write(files, hashed(authority), certificate)
+
+
+def hashed(authority: Authority) -> str:
+    """The file that `install` writes last: where OpenSSL looks for the authority's certificate."""
+    return f"/etc/ssl/certs/{authority.openssl_name}"
 
 
 def _joined(bundle: bytes, certificate: bytes) -> bytes:

@@ -14,6 +14,9 @@ What comes from a host that any secret is for is searched for the values, which 
 TLS, in responses without TLS, and in tunnels without TLS. A host that is named only as `http://NAME` cannot be searched
 over TLS, so TLS to it is refused. This is best effort: a host that responds with the secret in another form
 (compressed, encoded, in pieces) gives it to the sandbox. Use secrets only for hosts that do not.
+
+Headers that are to be set (`SandboxSecrets.headers`) take the place of those that a program sends, in every request to
+their hosts. They are not searched for in what comes back: a host that echoes them shows them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import binascii
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,11 +38,14 @@ from anyio.abc import ByteStream
 from atoll.contract.errors import AtollError, InvalidRequest
 from atoll.contract.secret import PLAIN_HTTP
 from atoll.runtime.http1 import DISCONNECTED, TLS_HANDSHAKE, Dial, Headers, Http1Peer, TunnelHandler, exchange, join
+from atoll.runtime.secrets import ca_bundle
 from atoll.runtime.secrets.authority import Issuer
 from atoll.runtime.secrets.vault import SandboxSecrets, StoredSecret
 
 if TYPE_CHECKING:
     from anyio.streams.tls import TLSStream
+
+    from atoll.runtime.guest.files import Files
 
 _CHUNK_BYTES = 64 * 1024
 _HANDSHAKE_TIMEOUT_S = 30.0
@@ -82,6 +88,12 @@ def substitute(rules: Iterable[InjectionRule], headers: Headers) -> Headers:
                 content = _fill(rule, content)
         filled.append((name, content))
     return filled
+
+
+def set_headers(given: Headers, headers: Headers) -> Headers:
+    """`headers` with those in `given`, which take the place of what has the same name."""
+    names = {name.lower() for name, _ in given}
+    return [*(pair for pair in headers if pair[0].lower() not in names), *given] if given else headers
 
 
 def _fill(rule: InjectionRule, content: bytes) -> bytes:
@@ -181,11 +193,39 @@ class SecretInjector:
         self._secrets = tuple(secrets.secrets.values())
         self._values = frozenset(secret.value.encode() for secret in self._secrets)
         self._issuer = Issuer(secrets.authority) if secrets.authority else None
+        self._headers = secrets.headers
+        self._header_authority = secrets.header_authority
+        self._header_issuer = Issuer(secrets.header_authority) if secrets.header_authority else None
         self._trust = trust
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Variables for programs inside, so that they trust what headers are set with. Those of secrets have them."""
+        return ca_bundle.VARIABLES if self._header_authority else {}
+
+    async def install(self, files: Files) -> None:
+        """Have programs inside trust the authority for the hosts whose headers are set, if they do not yet.
+
+        Raises:
+            what `ca_bundle.install` raises.
+        """
+        authority = self._header_authority
+        if authority is not None and not await files.exists(ca_bundle.hashed(authority), user="root"):
+            await ca_bundle.install(files, authority)
+
+    def headers_for(self, host: str) -> Headers:
+        """The headers that are set in requests to `host`, which is written as in `SandboxSecrets.headers`: those for
+        exactly this host, else those for all below another, the nearest. They are not merged."""
+        host = host.lower()
+        scheme = PLAIN_HTTP if host.startswith(PLAIN_HTTP) else ""
+        labels = host.removeprefix(scheme).split(".")
+        wild = (f"{scheme}*.{'.'.join(labels[i:])}" for i in range(1, len(labels)))
+        found = next((self._headers[pattern] for pattern in (host, *wild) if pattern in self._headers), {})
+        return [(name.encode(), value.encode()) for name, value in found.items()]
+
     def tunnel_handler(self, host: str, port: int) -> TunnelHandler | None:  # noqa: ARG002 - a secret's host is on every port
-        """The handler of tunnels to `host`. None: no secret is for it with TLS."""
-        return self.intercept if rules(self._secrets, host) else None
+        """The handler of tunnels to `host`. None: neither a secret nor a header is for it with TLS."""
+        return self.intercept if rules(self._secrets, host) or self.headers_for(host) else None
 
     def tunnel_filter(self, host: str) -> Scrubber | None:
         """The filter for what comes through a tunnel to `host` without TLS. None: no secret is for it."""
@@ -198,8 +238,9 @@ class SecretInjector:
         Raises:
             InvalidRequest: it asks for a secret that is for this host only with TLS, or asks to have one echoed.
         """
+        given = self.headers_for(PLAIN_HTTP + host)
         if not self._is_for(host):
-            return headers, None
+            return set_headers(given, headers), None
         headers = _uncompressed(headers)
         filled = substitute(rules(self._secrets, PLAIN_HTTP + host), headers)
         if filled != headers and method == b"TRACE":
@@ -209,7 +250,7 @@ class SecretInjector:
                 f"a secret for {host} is not sent without TLS; use https, "
                 f"or add the host '{PLAIN_HTTP}{host}' to the secret"
             )
-        return filled, Scrubber(self._values | _encoded(headers, filled))
+        return set_headers(given, filled), Scrubber(self._values | _encoded(headers, filled))
 
     def _is_for(self, host: str) -> bool:
         """Whether a secret is for `host`, with TLS or without: it may repeat what it was sent in any response."""
@@ -224,8 +265,9 @@ class SecretInjector:
         host = host.lower()
         with contextlib.suppress(*DISCONNECTED):
             stream = _PrefixedStream(client, await client.receive(_CHUNK_BYTES))
-            if stream.first[:1] == TLS_HANDSHAKE and self._issuer is not None:
-                await self._terminate(stream, self._issuer.context(host), host, port, dial)
+            issuer = self._issuer if rules(self._secrets, host) else self._header_issuer
+            if stream.first[:1] == TLS_HANDSHAKE and issuer is not None:
+                await self._terminate(stream, issuer.context(host), host, port, dial)
             else:
                 async with await dial() as server:
                     await join(stream, server, self.tunnel_filter(host))
@@ -239,7 +281,8 @@ class SecretInjector:
         except (ssl.SSLError, TimeoutError) as error:
             _log.info("TLS handshake of a client inside for %s failed: %s", host, error)
             return
-        connection = _InterceptedConnection(inner, host, port, rules(self._secrets, host), self._values)
+        given = self.headers_for(host)
+        connection = _InterceptedConnection(inner, host, port, rules(self._secrets, host), self._values, given)
         await connection.serve(partial(self._connect, host, dial))
 
     async def _connect(self, host: str, dial: Dial) -> ByteStream:
@@ -279,7 +322,13 @@ class _InterceptedConnection:
     """Requests from inside over one connection, one after another, and their responses."""
 
     def __init__(
-        self, client: TLSStream, host: str, port: int, rules: Sequence[InjectionRule], values: frozenset[bytes]
+        self,
+        client: TLSStream,
+        host: str,
+        port: int,
+        rules: Sequence[InjectionRule],
+        values: frozenset[bytes],
+        given: Headers,
     ) -> None:
         self._tls = client
         self._client = Http1Peer(client, h11.SERVER)
@@ -288,6 +337,7 @@ class _InterceptedConnection:
         self._port = port
         self._rules = rules
         self._values = values
+        self._given = given
         self._scrubbed = values
         """What is overwritten in the response to the present request."""
         self._cut_short = False
@@ -376,15 +426,18 @@ class _InterceptedConnection:
             raise _InjectionRefused(421, f"this connection is to {self._host}, but the request is for another host")
         if request.method in (b"CONNECT", b"TRACE") or not (request.target[:1] == b"/" or request.target == b"*"):
             raise _InjectionRefused(400, "the request target must be a path; CONNECT and TRACE are not supported")
-        headers = _uncompressed(request.headers.raw_items())
+        headers: Headers = request.headers.raw_items()
+        if self._values:
+            headers = _uncompressed(headers)
         filled = substitute(self._rules, headers)
         self._scrubbed = self._values | _encoded(headers, filled)
         if filled == headers:
-            return filled
+            return set_headers(self._given, filled)
         upgrades = b",".join(fields.get(b"upgrade", [b"websocket"])).lower().split(b",")
         if any(protocol.strip() != b"websocket" for protocol in upgrades):
             raise _InjectionRefused(400, "a request with a secret can be upgraded to websocket only")
-        return _without(b"sec-websocket-extensions", filled)  # they would compress what comes back
+        # Extensions would compress what comes back.
+        return set_headers(self._given, _without(b"sec-websocket-extensions", filled))
 
     async def _switched(self, server: Http1Peer) -> None:
         """After an upgrade bytes pass in both directions. A placeholder in them stays a placeholder."""

@@ -53,6 +53,12 @@ class SandboxSecrets(Frozen):
     """Variables that programs inside get unchanged, and that are shown nowhere else."""
     authority: Authority | None = None
     """The certificate authority that programs inside trust for the secrets' hosts. Unset: no host has TLS."""
+    headers: dict[str, dict[str, str]] = Field(default_factory=dict, repr=False)
+    """Headers that are set in requests, by host, as `check_request_headers` gives them."""
+    header_authority: Authority | None = None
+    """The same for the hosts of `headers`. Its own, because these change: programs go on trusting the other one."""
+    header_hosts: tuple[str, ...] = ()
+    """The hosts that it can sign for."""
 
     @classmethod
     def of(
@@ -92,6 +98,22 @@ class SandboxSecrets(Frozen):
             },
             env=check_secret_env(secret_env or {}),
             authority=Authority.make(hosts) if hosts else None,
+        )
+
+    def with_headers(self, headers: Mapping[str, Mapping[str, str]]) -> SandboxSecrets:
+        """These secrets, with other headers to set. The authority stays as long as it can sign for all hosts."""
+        from atoll.contract.secret import PLAIN_HTTP
+
+        hosts = {host.removeprefix("*.") for host in headers if not host.startswith(PLAIN_HTTP)}
+        kept = {host: dict(each) for host, each in headers.items()}
+        if hosts and self.header_authority is not None and hosts <= {*self.header_hosts}:
+            return self.model_copy(update={"headers": kept})
+        return self.model_copy(
+            update={
+                "headers": kept,
+                "header_authority": Authority.make(hosts) if hosts else None,
+                "header_hosts": tuple(sorted(hosts)),
+            }
         )
 
     def variables(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ _ID = re.compile(r"cp-[0-9a-f]+")
 class CheckpointRecord(ResolvedSpec, StoredRecord):
     """All that is needed to create a sandbox from a checkpoint."""
 
-    VERSION = 7
+    VERSION = 8
     checkpoint: Checkpoint
     spec: SandboxSpec
 

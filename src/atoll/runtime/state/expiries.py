@@ -11,22 +11,28 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.drivers.activity import RECORDED_EVERY_MS, read_activity
 
-_TEXT = re.compile(r"([0-9]+)(?:\+([0-9]+))?(s?)")
+if TYPE_CHECKING:
+    from atoll.contract.model import OnExpiry
+
+_TEXT = re.compile(r"([0-9]+)(?:\+([0-9]+))?([sp]?)")
+_LETTERS: dict[OnExpiry, str] = {"destroy": "", "sleep": "s", "pause": "p"}
+_THEN = {letter: then for then, letter in _LETTERS.items()}
 
 
 class Expiry(NamedTuple):
-    """The end of a sandbox's lifetime: `MS`, `MS+MS` if use renews it, with an `s` behind it if it is put to sleep."""
+    """The end of a sandbox's lifetime: `MS`, `MS+MS` if use renews it, with an `s` behind it if it is put to sleep,
+    or a `p` if it is paused."""
 
     ends_ms: int
     """In milliseconds since 1970, unless use renews it."""
     renewal_ms: int = 0
     """It lives so long after each use. 0: use does not renew it."""
-    sleeps: bool = False
-    """True: it is put to sleep then. False: it is destroyed."""
+    then: OnExpiry = "destroy"
+    """What is done with it then."""
 
     @classmethod
     def parse(cls, text: str) -> Expiry:
@@ -37,11 +43,11 @@ class Expiry(NamedTuple):
         found = _TEXT.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is not the end of a lifetime")
-        return cls(int(found[1]), int(found[2] or 0), bool(found[3]))
+        return cls(int(found[1]), int(found[2] or 0), _THEN[found[3]])
 
     def __str__(self) -> str:
         renewal = f"+{self.renewal_ms}" if self.renewal_ms else ""
-        return f"{self.ends_ms}{renewal}{'s' if self.sleeps else ''}"
+        return f"{self.ends_ms}{renewal}{_LETTERS[self.then]}"
 
     def end_ms(self, directory: str, is_alive: Callable[[], bool]) -> int:
         """When it is over, as far as is known now, of the sandbox with this directory. `is_alive`: its keeper lives.

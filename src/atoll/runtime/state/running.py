@@ -18,7 +18,7 @@ from atoll.contract.names import DEFAULT_NAMESPACE, is_name
 from atoll.runtime.state.expiries import Expiry, now_ms
 from atoll.runtime.state.namespaces import entry_of
 
-MANIFEST_VERSION = 8
+MANIFEST_VERSION = 9
 """The version of the manifests that this Atoll writes and reads. Raise it as `StoredRecord.VERSION` says."""
 ENDINGS = {"running": None, "sleeping": "was put to sleep", "shutdown": "was shut down"}
 """What was done to a sandbox that has ended, by the state in its manifest. None: nothing, it ended by itself."""
@@ -40,6 +40,7 @@ class RunningSandbox(NamedTuple):
     user: str
     cwd: str | None
     memory_bytes: int | None
+    sudo: bool
     refuses_inside: bool
     """Whether its guest answers on the proxy's port, and says how to allow what is refused."""
 
@@ -120,6 +121,7 @@ def find_running(state_dir: str, name: str, namespace: str = DEFAULT_NAMESPACE) 
         user=manifest["user"],
         cwd=manifest["cwd"],
         memory_bytes=manifest["limits"]["memory_bytes"],
+        sudo=manifest["spec"]["sudo"],
         refuses_inside=_REFUSES in config,
     )
 

@@ -22,7 +22,7 @@ _RULES = {
     "cwd": ("working directory", "an absolute path of at most 4095 characters"),
     "runtime": ("runtime", "a name of lower-case letters, digits, '-' and '_'"),
     "pause_after_s": ("time until it is paused", "above 0 and at most 1,000,000 seconds"),
-    "on_expiry": ("end of its lifetime (on_expiry)", "'destroy' or 'sleep'"),
+    "on_expiry": ("end of its lifetime (on_expiry)", "'destroy', 'sleep' or 'pause'"),
 }
 """What some fields are called in words, and what is allowed."""
 
@@ -44,8 +44,10 @@ def validate_spec(**fields: object) -> SandboxSpec:
             noun, rule = _RULES[where]
             message = f"the {noun} is {first['input']!r}; it must be {rule}"
         raise InvalidRequest(message, field=where) from error
-    if spec.ephemeral and spec.on_expiry == "sleep":
-        raise InvalidRequest("an ephemeral sandbox cannot sleep when its lifetime is over; leave on_expiry out")
+    if spec.ephemeral and spec.on_expiry != "destroy":
+        raise InvalidRequest(
+            f"an ephemeral sandbox cannot {spec.on_expiry} when its lifetime is over; leave on_expiry out"
+        )
     return spec
 
 

@@ -63,6 +63,7 @@ class RecordedSandbox:
             ttl_renewed_by_use=manifest.spec.ttl_renewed_by_use,
             mounts=tuple(each.mount for each in manifest.mounts),
             ephemeral=manifest.spec.ephemeral,
+            sudo=manifest.spec.sudo,
         )
         return cls(info, manifest.run_id)
 

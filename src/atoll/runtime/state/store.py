@@ -305,22 +305,24 @@ class StateStore:
 
     def has_expired(self, id: str) -> bool:
         """Whether the lifetime of a sandbox is over, and it is to be destroyed."""
-        return self._is_over(id, sleeps=False)
+        return self._is_over(id, kept=False)
 
     def is_due_to_sleep(self, id: str) -> bool:
-        """Whether the lifetime of a sandbox is over, and it is to be put to sleep."""
-        return self._is_over(id, sleeps=True)
+        """Whether the lifetime of a sandbox is over, and it is to be put to sleep or paused."""
+        return self._is_over(id, kept=True)
 
-    def _is_over(self, id: str, *, sleeps: bool) -> bool:
+    def _is_over(self, id: str, *, kept: bool) -> bool:
         expiry = self.expiry(id)
-        return expiry is not None and expiry.sleeps == sleeps and self._end_ms(id, expiry) <= now_ms()
+        if expiry is None or (expiry.then != "destroy") is not kept:
+            return False
+        return self._end_ms(id, expiry) <= now_ms()
 
     def expired(self) -> list[str]:
         """Ids of sandboxes whose lifetime is over, and that are to be destroyed."""
         return [id for id in self._entries("expiries") if self.has_expired(id)]
 
     def due_to_sleep(self) -> list[str]:
-        """Ids of sandboxes whose lifetime is over, and that are to be put to sleep."""
+        """Ids of sandboxes whose lifetime is over, and that are to be put to sleep or paused."""
         return [id for id in self._entries("expiries") if self.is_due_to_sleep(id)]
 
     # ---- ranges of user ids ----

@@ -85,6 +85,16 @@ class TemplateStore:
             return
         await self.untag(name, [tag])
 
+    async def tag(self, reference: str, tags: Sequence[str]) -> None:
+        """Let a template have the version that `NAME` or `NAME:TAG` means under these tags, too.
+
+        Raises:
+            TemplateNotFound: there is no such version.
+            InvalidRequest: a tag is not allowed, or there would be too many.
+        """
+        version = await self.version(reference)
+        await self.put(split_template(reference)[0], tags, version)
+
     # ---- for builds ----
 
     async def put(self, name: str, tags: Sequence[str], version: TemplateVersion) -> None:

@@ -30,6 +30,7 @@ from atoll.code.audit import CodeAudit
 from atoll.code.results import CallRecord, ExecutionResult
 from atoll.code.vocabulary import code_tools
 from atoll.contract.errors import AtollError, BudgetExceeded, InvalidRequest
+from atoll.contract.names import TEMPLATE_PREFIX
 from atoll.runtime.sandbox_pool import SandboxPool
 from atoll.settings import Settings
 from atoll.surfaces.cli import FAILED, render, terminal, transcript
@@ -205,7 +206,11 @@ async def converse(
     arguments = engine_arguments(sandbox)
     async with opening() as engine:
         with render.ProgressBars() as bars:  # A missing image is an error now, not one that the model meets later.
-            await engine.images.resolve(sandbox.image or engine.default_image, progress=bars)
+            image = sandbox.image or engine.default_image
+            if image.startswith(TEMPLATE_PREFIX):
+                await engine.templates.version(image)
+            else:
+                await engine.images.resolve(image, progress=bars)
         kept = plan.session is not None
         name = f"agent-{secrets.token_hex(6)}" if plan.session is None else plan.session
         project = None if plan.project is None else plan.project.project

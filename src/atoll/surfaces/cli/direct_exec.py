@@ -26,7 +26,7 @@ from atoll import state_directory
 from atoll.contract.errors import GuestProtocolError, InvalidRequest, SandboxError
 from atoll.contract.inside import PROXY_ENV
 from atoll.contract.protocol import EventKind, Fields, FrameType, Op, Tag, encode_frame
-from atoll.runtime.guest.exec_request import Environment, ExecRequest, start_directory
+from atoll.runtime.guest.exec_request import Environment, ExecRequest, start_directory, sudo_user
 from atoll.runtime.guest.flow import ANSWER_S, PING_AFTER_S, WINDOW, Failure, StreamState, unanswered
 from atoll.runtime.guest.link import Link, encode_open
 from atoll.runtime.guest.process_end import (
@@ -103,7 +103,8 @@ def attempt(
     try:
         if request.is_long:
             return None
-        environment = Environment({**(PROXY_ENV if sandbox.refuses_inside else {}), **sandbox.env})
+        variables = {**(PROXY_ENV if sandbox.refuses_inside else {}), **sandbox.env}
+        environment = Environment(variables, sudo=sudo_user(sandbox.user) if sandbox.sudo else None)
         payload = encode_open(Op.SPAWN, request.encode(environment))
     except InvalidRequest:
         return None  # the engine says what is wrong

@@ -115,7 +115,7 @@ TEMPLATE = ("image", "runtime", *LIMITS)
 """The resource options (`sandbox_options.py`) of what a warm pool keeps sandboxes of."""
 SANDBOX = (
     *TEMPLATE,
-    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "label"),
+    *("mount", "env", "env_file", "allow", "secret", "secret_env", "user", "pause_after", "sudo", "label"),
     *("ttl", "on_expiry", "ttl_renewed_by_use"),
 )
 """All of them."""

@@ -60,6 +60,7 @@ class SandboxOptions(NamedTuple):
     on_expiry: str | None = None
     ttl_renewed_by_use: bool = False
     pause_after_s: float | None = None
+    sudo: bool = False
     from_checkpoint: str | None = None
 
     @property
@@ -190,7 +191,8 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         Option(
             "--on-expiry",
             metavar="ACTION",
-            help="What happens when --ttl is over: destroy, or sleep until it is used again.  [default: destroy]",
+            help="What happens when --ttl is over: destroy, or sleep or pause until it is used again."
+            "  [default: destroy]",
         ),
     ] = None,
     ttl_renewed_by_use: Annotated[
@@ -204,6 +206,10 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
             parser=values.duration,
             help="Pause it when it is unused for this time: 30s, 5m. Using it resumes it.  [default: never]",
         ),
+    ] = None,
+    sudo: Annotated[
+        bool | None,
+        Option("--sudo", help="Let the user inside become root with sudo, without a password.  [default: no]"),
     ] = None,
     from_checkpoint: Annotated[
         str | None,
@@ -239,6 +245,7 @@ def sandbox_options(  # noqa: PLR0913 - one for each option
         on_expiry=on_expiry,
         ttl_renewed_by_use=bool(ttl_renewed_by_use),
         pause_after_s=pause_after,
+        sudo=bool(sudo),
         from_checkpoint=from_checkpoint,
     )
     if [each.source for each in (*options.secrets, *options.secret_env)].count("-") > 1:
@@ -307,6 +314,7 @@ def engine_arguments(options: SandboxOptions) -> dict[str, Any]:
         "on_expiry": options.on_expiry or "destroy",
         "ttl_renewed_by_use": options.ttl_renewed_by_use,
         "pause_after_s": options.pause_after_s,
+        "sudo": options.sudo,
         "mounts": options.mounts,
     }
     _warn_of_unreachable_hosts(options)

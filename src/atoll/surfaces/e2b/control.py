@@ -86,9 +86,15 @@ def require_known(body: E2bBody) -> None:
         if value not in (None, {}, [], False):
             raise HTTPException(501, f"the field {name[:64]!r} is not supported by this server")
     for part in vars(body).values():
-        for each in part if isinstance(part, list) else [part]:
-            if isinstance(each, E2bBody):
-                require_known(each)
+        _require_known_in(part)
+
+
+def _require_known_in(part: object) -> None:
+    if isinstance(part, E2bBody):
+        require_known(part)
+    elif isinstance(part, dict | list):
+        for each in part.values() if isinstance(part, dict) else part:
+            _require_known_in(each)
 
 
 def error_body(error: Exception, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:

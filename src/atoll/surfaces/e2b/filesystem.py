@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import posixpath
 import stat
+from functools import partial
 
 from pydantic import Field
 
 from atoll.contract.errors import FileError, PathNotDirectory, PathNotFound
-from atoll.contract.model import FileStat
+from atoll.contract.model import FileEntry, FileStat
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.e2b.accounts import ROOT, Accounts, SandboxAccounts, as_user
 from atoll.surfaces.e2b.connect import RpcCall, RpcError, RpcMessage, RpcMethods, parse
 from atoll.surfaces.e2b.control import E2bBody
+from atoll.surfaces.e2b.file_metadata import METADATA_PREFIX, decode_metadata
 from atoll.tools.tool import readable
 
 SERVICE = "/filesystem.Filesystem"
@@ -116,14 +118,13 @@ class FilesystemService:
     async def _list_dir(self, call: RpcCall, body: bytes) -> RpcMessage:
         wanted = parse(ListRequest, body)
         path = await self._accounts.resolve(call.sandbox, wanted.path, call.user)
-        files = call.sandbox.files
         accounts = await self._accounts.of(call.sandbox)
         shown: list[RpcMessage] = []
         ahead = [(path, 1)]
         while ahead:
             directory, depth = ahead.pop()
             try:
-                found = await as_user(call.user, lambda user: files.list(directory, user=user))  # noqa: B023 - awaited
+                found = await as_user(call.user, partial(self._list_one, call.sandbox, directory))
             except PathNotDirectory:
                 raise RpcError("invalid_argument", f"path is not a directory: {directory}") from None
             if len(shown) + len(found) > MAX_ENTRIES:
@@ -136,6 +137,9 @@ class FilesystemService:
         shown.sort(key=lambda each: each["path"])
         return {"entries": shown}
 
+    async def _list_one(self, sandbox: Sandbox, directory: str, user: str | None) -> list[FileEntry]:
+        return await sandbox.files.list(directory, xattr_prefix=METADATA_PREFIX, user=user)
+
     # ------------------------------------------------------------------------------------------------ attributes
 
     async def entry(self, sandbox: Sandbox, path: str, user: str | None) -> RpcMessage:
@@ -144,21 +148,29 @@ class FilesystemService:
         Raises:
             PathNotFound: nothing is.
         """
-        found = await as_user(user, lambda who: sandbox.files.stat(path, follow=False, user=who))
+        found = await self._stat_file(sandbox, path, user, follow=False)
         return await self._shown(sandbox, path, found, user, await self._accounts.of(sandbox))
+
+    async def _stat_file(self, sandbox: Sandbox, path: str, user: str | None, *, follow: bool) -> FileStat:
+        files = sandbox.files
+        return await as_user(user, lambda who: files.stat(path, follow=follow, xattr_prefix=METADATA_PREFIX, user=who))
 
     async def _shown(
         self, sandbox: Sandbox, path: str, found: FileStat, user: str | None, accounts: Accounts
     ) -> RpcMessage:
-        """A symlink has the type of what it leads to, if that is there."""
-        kind, extra = found.kind, {}
+        """A symlink has the type and the metadata of what it leads to, if that is there."""
+        kind, xattrs = found.kind, found.xattrs
+        extra: RpcMessage = {}
         if found.kind == "symlink":
             target = posixpath.normpath(posixpath.join(posixpath.dirname(path), found.target or ""))
             extra = {"symlinkTarget": readable(target), "isSymlink": True}
             try:
-                kind = (await as_user(user, lambda who: sandbox.files.stat(path, user=who))).kind
+                leads_to = await self._stat_file(sandbox, path, user, follow=True)
+                kind, xattrs = leads_to.kind, leads_to.xattrs
             except FileError:
                 kind = "symlink"
+        if metadata := decode_metadata(xattrs):
+            extra["metadata"] = metadata
         bits = {"directory": stat.S_IFDIR, "symlink": stat.S_IFLNK}.get(found.kind, stat.S_IFREG)
         return {
             "name": readable(posixpath.basename(path) or "/"),

@@ -2,7 +2,8 @@
 
 Owns contexts (a kernel each, started when it is first used), the lines of JSON in which an execution is told while it
 runs, and the forms of results and charts. A context is in memory: when this server ends, its kernels end too. A client
-that goes away interrupts what it runs, and the variables stay. Not here: kernels (`atoll.code.session`).
+that goes away interrupts what it runs, and the variables stay; when the sandbox ends, the connection does, as at E2B:
+SDKs ask for its health then. Not here: kernels (`atoll.code.session`).
 
 SDKs send the sandbox's token to /execute only; the other paths are open to whom the sandbox's ports are (`routing.py`).
 """
@@ -13,7 +14,7 @@ import asyncio
 import codecs
 import json
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -28,21 +29,31 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from atoll.code.languages import LanguageName
 from atoll.code.messages import CallMessage, PartMessage
 from atoll.code.session import CellOutcome, CodeSession, StreamName
-from atoll.contract.errors import AtollError
+from atoll.contract.errors import AtollError, SandboxDied, SandboxNotFound
 from atoll.runtime.sandbox import Sandbox
+from atoll.surfaces.door.connection import DISCONNECT
 from atoll.surfaces.e2b.accounts import SandboxAccounts
 from atoll.surfaces.e2b.control import E2bBody, read_body
+from atoll.surfaces.e2b.record import own_variables
 
 MAX_CONTEXTS = 32
 """Of one sandbox."""
 MAX_CODE_CHARS = 4 * 1024 * 1024
 KEEPALIVE_S = 5.0
-LANGUAGES: tuple[LanguageName, ...] = ("python", "javascript", "bash")
-_SHORT = {"py": "python", "js": "javascript", "sh": "bash"}
+KERNELS: Mapping[str, LanguageName] = {
+    "python": "python",
+    "javascript": "javascript",
+    "typescript": "javascript",
+    "bash": "bash",
+}
+"""Which kernel runs a language."""
+_FROM_THE_START = ("python", "javascript")
+_SHORT = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash"}
 _OUTPUT_KEPT_BYTES = 4096
 """All output is passed on as it comes; what is kept is for no one."""
 _NO_TOOLS: Mapping[str, Any] = {"tools": [], "models": {}}
 _CHART = "application/vnd.atoll.chart+json"
+_DATA = "application/vnd.atoll.data+json"
 _FIELDS = {
     "text/plain": "text",
     "text/html": "html",
@@ -54,9 +65,11 @@ _FIELDS = {
     "text/latex": "latex",
     "application/json": "json",
     "application/javascript": "javascript",
+    _DATA: "data",
 }
 _CHART_TYPES = {"box": "box_and_whisker", "other": "unknown"}
 Line = dict[str, Any]
+_SANDBOX_ENDED: Line = {}
 
 
 class ExecuteRequest(E2bBody):
@@ -81,7 +94,7 @@ class _NoTools:
 class InterpreterContext:
     """One context: a language, a directory, and a kernel once it is used."""
 
-    def __init__(self, sandbox: Sandbox, id: str, language: LanguageName, cwd: str) -> None:
+    def __init__(self, sandbox: Sandbox, id: str, language: str, cwd: str) -> None:
         self.sandbox = sandbox
         self.id = id
         self.language = language
@@ -105,7 +118,12 @@ class InterpreterContext:
             if self._session is None or not self._session.is_alive:
                 await self.restart()
                 self._session = await CodeSession.start(
-                    self.sandbox, _NoTools(), stubs=_NO_TOOLS, language=self.language, cwd=self.cwd
+                    self.sandbox,
+                    _NoTools(),
+                    stubs=_NO_TOOLS,
+                    language=KERNELS[self.language],
+                    env=own_variables(self.sandbox),
+                    cwd=self.cwd,
                 )
             return self._session
 
@@ -166,7 +184,7 @@ class CodeInterpreter:
         if found is None:
             home = await self._accounts.resolve(sandbox, "~", None)
             found = self._contexts.setdefault(sandbox.id, {})
-            for language in LANGUAGES[:2]:
+            for language in _FROM_THE_START:
                 id = _default_id(sandbox, language)
                 found.setdefault(id, InterpreterContext(sandbox, id, language, home))
         return found
@@ -212,10 +230,11 @@ class CodeInterpreter:
         body = await read_body(request, ExecuteRequest)
         context = await self._chosen(sandbox, body)
         session = await context.session()
-        return StreamingResponse(self._lines(context, session, body), media_type="application/x-ndjson")
+        cut_off: Callable[[], None] = request.scope["extensions"][DISCONNECT]["now"]
+        return StreamingResponse(self._lines(context, session, body, cut_off), media_type="application/x-ndjson")
 
     async def _lines(
-        self, context: InterpreterContext, session: CodeSession, body: ExecuteRequest
+        self, context: InterpreterContext, session: CodeSession, body: ExecuteRequest, cut_off: Callable[[], None]
     ) -> AsyncGenerator[bytes, None]:
         """What happens, a line each. When the reader leaves, the code is interrupted."""
         sender, receiver = anyio.create_memory_object_stream[Line](64)
@@ -229,6 +248,9 @@ class CodeInterpreter:
                     line = {"type": "keepalive"}
                 except anyio.EndOfStream:
                     break
+                if line is _SANDBOX_ENDED:
+                    cut_off()
+                    return
                 yield json.dumps(line, separators=(",", ":")).encode() + b"\n"
         finally:
             running.cancel()
@@ -255,21 +277,36 @@ async def _run(
             context.count += 1
             await sender.send({"type": "number_of_executions", "execution_count": context.count})
             try:
-                async with _variables(session, context.language, body.env_vars):
+                async with _variables(session, KERNELS[context.language], body.env_vars):
                     outcome = await session.run(
                         body.code,
+                        is_typescript=context.language == "typescript",
                         output_limit_bytes=_OUTPUT_KEPT_BYTES,
                         on_output=lambda name, data: pass_on(name, decoders[name].decode(data)),
                         on_part=shown.append,
                     )
+            except (SandboxDied, SandboxNotFound):
+                await sender.send(_SANDBOX_ENDED)
+                return
             except AtollError as error:
                 await sender.send({"type": "error", "name": "SandboxError", "value": error.message, "traceback": ""})
             else:
+                if outcome.kernel_lost is not None and await _has_ended(context.sandbox, session):
+                    await sender.send(_SANDBOX_ENDED)
+                    return
                 for name, decoder in decoders.items():
                     await pass_on(cast("StreamName", name), decoder.decode(b"", True))
                 if (failed := _error(outcome)) is not None:
                     await sender.send(failed)
             await sender.send({"type": "end_of_execution"})
+
+
+async def _has_ended(sandbox: Sandbox, session: CodeSession) -> bool:
+    try:
+        await sandbox.status()
+    except (SandboxDied, SandboxNotFound):
+        return True
+    return session.is_cut_off
 
 
 class _variables:  # noqa: N801 - a context, used as a function
@@ -315,15 +352,14 @@ _VARIABLES = {"python": _python_variables, "javascript": _javascript_variables, 
 # ---------------------------------------------------------------------------------------------------------- translation
 
 
-def _language(name: str | None) -> LanguageName:
+def _language(name: str | None) -> str:
     wanted = _SHORT.get((name or "python").lower(), (name or "python").lower())
-    for language in LANGUAGES:
-        if language == wanted:
-            return language
-    raise HTTPException(501, f"the language {wanted[:64]!r} is not supported; {', '.join(LANGUAGES)} are")
+    if wanted not in KERNELS:
+        raise HTTPException(501, f"the language {wanted[:64]!r} is not supported; {', '.join(KERNELS)} are")
+    return wanted
 
 
-def _default_id(sandbox: Sandbox, language: LanguageName) -> str:
+def _default_id(sandbox: Sandbox, language: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"atoll:{sandbox.id}/{language}"))
 
 

@@ -2,8 +2,10 @@
 
 Owns which host names are E2B's, who may reach a port, and the answers of E2B's proxy, word for word where SDKs compare
 words. The ports of a sandbox that an E2B client made can be reached by all who know its id, unless it was made with
-`allow_public_traffic=False`: then a request has the traffic token. All other sandboxes have previews, with tokens of
-their own (`atoll.server.previews`), and nothing here. Not here: how a request is passed on (`runtime/previews/`), and
+`allow_public_traffic=False`: then a request has the traffic token. What listens on a port may be told of another host
+than the client's (`mask_request_host`), and may itself speak TLS (`https_ports`): its certificate is not verified, as
+the connection does not leave the machine. All other sandboxes have previews, with tokens of their own
+(`atoll.server.previews`), and nothing here. Not here: how a request is passed on (`runtime/previews/`), and
 ports of E2B's own planes (`routing.py`).
 """
 
@@ -12,21 +14,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import anyio
 import h11
+from anyio.abc import ByteStream
 
 from atoll.contract.errors import AtollError, Forbidden, PortRefused
 from atoll.runtime.guest.ports import PortConnection
-from atoll.runtime.http1 import Headers, strip_hop_by_hop
+from atoll.runtime.http1 import DISCONNECTED, Headers, strip_hop_by_hop
 from atoll.runtime.previews.forward import dial_either
 from atoll.runtime.previews.pages import page
-from atoll.runtime.previews.proxy import PreviewResponse, header
+from atoll.runtime.previews.proxy import PreviewResponse, UpstreamStream, header
 from atoll.runtime.previews.router import cookie_of_host
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.tenants import Tenant
@@ -40,6 +45,7 @@ PLANE_PORTS = frozenset({ENVD_PORT, INTERPRETER_PORT})
 TRAFFIC_HEADER = b"e2b-traffic-access-token"
 NOT_FOUND = "The sandbox was not found"
 PORT_NOT_OPEN = "The sandbox is running but port is not open"
+_HANDSHAKE_TIMEOUT_S = 10.0
 _HOST = re.compile(rb"([0-9]{1,5})-(atoll[0-9a-f]{16})\.[^:]*(:[0-9]+)?")
 _OURS = frozenset({b"host", TRAFFIC_HEADER, b"via", b"forwarded", b"x-forwarded-for", b"x-forwarded-host"})
 
@@ -117,12 +123,26 @@ class PortUpstream:
         one: whether the sandbox may be reached is found out when a connection is made."""
         return self.wanted, self.has_token, int(time.monotonic() / _WATCH_S)
 
-    async def dial(self) -> PortConnection:
+    async def dial(self) -> UpstreamStream:
         _, sandbox = await self.reach(self.wanted)
-        if not self.has_token and not E2bRecord.of(sandbox.info).public_ports:
+        record = E2bRecord.of(sandbox.info)
+        if not self.has_token and not record.public_ports:
             is_what = "invalid" if self.has_given else "missing"
             raise Forbidden(f"Sandbox is secured with traffic access token. Token header '{_NAME}' is {is_what}")
-        return await dial_either(sandbox.dial, self.wanted.port)
+        connection = await dial_either(sandbox.dial, self.wanted.port)
+        mask, https_ports = record.network.get("maskRequestHost"), record.network.get("httpsPorts") or ()
+        if mask is None and self.wanted.port not in https_ports:
+            return connection
+        host = None if mask is None else mask.replace("${PORT}", str(self.wanted.port)).encode()
+        stream: ByteStream = connection
+        if self.wanted.port in https_ports:
+            stream = await _over_tls(connection, self.wanted.port)
+        return _ChangedPort(connection, stream, host)
+
+    def headers_on(self, stream: UpstreamStream) -> Headers:
+        if isinstance(stream, _ChangedPort) and stream.host is not None:
+            return [(b"Host", stream.host), *self.headers[1:]]
+        return self.headers
 
     @contextmanager
     def track(self) -> Iterator[anyio.CancelScope]:
@@ -161,6 +181,81 @@ class PortUpstream:
             return PreviewResponse(shown.status, [*shown.headers, *self.added], shown.body)
         data = json.dumps(body).encode()
         return PreviewResponse(status, [(b"Content-Type", b"application/json"), *self.added], data)
+
+
+class _ChangedPort:
+    """A connection to a port that is told of another host, or that speaks TLS."""
+
+    def __init__(self, connection: PortConnection, stream: ByteStream, host: bytes | None) -> None:
+        self.host = host
+        self._connection = connection
+        self._stream = stream
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        return await self._stream.receive(max_bytes)
+
+    async def send(self, item: bytes) -> None:
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        if self._stream is self._connection:  # TLS cannot close one direction
+            await self._connection.send_eof()
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    def is_quiet(self) -> bool:
+        return self._connection.is_quiet()
+
+
+class _SerialSends(ByteStream):
+    """TLS sends while it receives, too."""
+
+    def __init__(self, connection: PortConnection) -> None:
+        self._connection = connection
+        self._sending = anyio.Lock()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        return await self._connection.receive(max_bytes)
+
+    async def send(self, item: bytes) -> None:
+        async with self._sending:
+            await self._connection.send(item)
+
+    async def send_eof(self) -> None:
+        await self._connection.send_eof()
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+
+async def _over_tls(connection: PortConnection, port: int) -> ByteStream:
+    """
+    Raises:
+        PortRefused: the port does not speak TLS.
+    """
+    from anyio.streams.tls import TLSStream
+
+    try:
+        with anyio.fail_after(_HANDSHAKE_TIMEOUT_S):
+            return await TLSStream.wrap(
+                _SerialSends(connection), server_side=False, ssl_context=_unverified(), standard_compatible=False
+            )
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await connection.aclose()
+        if isinstance(error, (*DISCONNECTED, TimeoutError)):
+            raise PortRefused(f"port {port} does not speak TLS, and is one of the sandbox's httpsPorts") from error
+        raise
+
+
+@lru_cache(maxsize=1)
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 _NAME = TRAFFIC_HEADER.decode()

@@ -30,8 +30,7 @@ from atoll.runtime.guest.process import Process
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.e2b.connect import RpcCall, RpcError, RpcMessage, RpcMethods, next_or_ping, parse
 from atoll.surfaces.e2b.control import E2bBody
-from atoll.surfaces.e2b.record import E2bRecord
-from atoll.surfaces.e2b.tokens import public_id
+from atoll.surfaces.e2b.record import own_variables
 
 SERVICE = "/process.Process"
 MAX_KNOWN = 1024
@@ -190,7 +189,7 @@ class ProcessService:
         try:
             process = await sandbox.spawn(
                 [config.cmd, *config.args],
-                env={**_variables(sandbox), **config.envs},
+                env={**own_variables(sandbox), **config.envs},
                 cwd=config.cwd or None,
                 user=call.user,
                 stdin=takes_input,
@@ -368,15 +367,6 @@ class ProcessService:
                     await process.stdin.send(data)
             except anyio.BrokenResourceError:
                 raise ProcessNotFound(f"process {id} has ended", id=id) from None
-
-
-def _variables(sandbox: Sandbox) -> dict[str, str]:
-    """What commands at E2B find in their environment."""
-    return {
-        "E2B_SANDBOX": "true",
-        "E2B_SANDBOX_ID": public_id(sandbox.id),
-        "E2B_TEMPLATE_ID": E2bRecord.of(sandbox.info).template,
-    }
 
 
 def _input(body: ProcessInputBody) -> bytes:

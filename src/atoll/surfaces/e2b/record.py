@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.model import RESERVED_LABELS, SandboxInfo
+from atoll.runtime.sandbox import Sandbox
+from atoll.surfaces.e2b.tokens import public_id
 
 MAX_RECORD_BYTES = 32 * 1024
 _LABEL = f"{RESERVED_LABELS}e2b-"
@@ -69,3 +71,12 @@ class E2bRecord(BaseModel):
         chunks = [packed[begin : begin + _CHUNK] for begin in range(0, len(packed), _CHUNK)]
         unneeded: dict[str, str | None] = {label: None for label in before or () if label.startswith(_LABEL)}
         return unneeded | {f"{_LABEL}{i:03}": chunk for i, chunk in enumerate(chunks)}
+
+
+def own_variables(sandbox: Sandbox) -> dict[str, str]:
+    """What programs at E2B find in their environment."""
+    return {
+        "E2B_SANDBOX": "true",
+        "E2B_SANDBOX_ID": public_id(sandbox.id),
+        "E2B_TEMPLATE_ID": E2bRecord.of(sandbox.info).template,
+    }

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio.to_thread
+from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -67,6 +68,7 @@ from atoll.surfaces.rest.errors import request_id
 ID_HEADER = "e2b-sandbox-id"
 PORT_HEADER = "e2b-sandbox-port"
 FILES_PATH = "/files"
+COMPOSE_PATH = "/files/compose"
 _WATCH_S = 1.0
 _WATCH_AFTER_S = 0.1
 _FORGET_S = 60.0
@@ -79,6 +81,7 @@ _RECORDED = {
     ("POST", "/filesystem.Filesystem/Move"): "e2b_files_move",
     ("POST", "/filesystem.Filesystem/Remove"): "e2b_files_remove",
     ("POST", FILES_PATH): "e2b_files_write",
+    ("POST", COMPOSE_PATH): "e2b_files_compose",
     ("POST", "/execute"): "e2b_execute",
 }
 """What is in the audit log, and how it is called there."""
@@ -184,7 +187,7 @@ class E2bSurface:
                 response = await self._answer(request, sandbox)
         except (SandboxNotFound, SandboxDied):
             response = _proxied(target, NOT_FOUND)
-        except (AtollError, RpcError, HTTPException) as error:
+        except (AtollError, RpcError, HTTPException, RequestValidationError) as error:
             response = _envd_answer(error, request)
         await response(scope, receive, send)
 
@@ -332,6 +335,8 @@ class E2bSurface:
             return await self._files.read(request, sandbox)
         if path == FILES_PATH and method == "POST":
             return await self._files.write(request, sandbox)
+        if path == COMPOSE_PATH and method == "POST":
+            return await self._files.compose(request, sandbox)
         if path == "/envs" and method == "GET":
             return await self._files.envs(request, sandbox)
         if path == "/metrics" and method == "GET":
@@ -380,7 +385,9 @@ def _proxied(target: SandboxTarget, message: str) -> JSONResponse:
     return JSONResponse(proxy_answer(target, message), 502)
 
 
-def _envd_answer(error: AtollError | RpcError | HTTPException, request: Request) -> JSONResponse:
+def _envd_answer(
+    error: AtollError | RpcError | HTTPException | RequestValidationError, request: Request
+) -> JSONResponse:
     """An error of a sandbox's own plane, over plain HTTP."""
     if isinstance(error, RpcError):
         error = HTTPException(401 if error.code == "unauthenticated" else 400, error.message)

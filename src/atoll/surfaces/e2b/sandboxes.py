@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import anyio
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,15 +25,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from atoll.contract.errors import (
+    AtollError,
     CheckpointNotFound,
     Conflict,
     Forbidden,
+    ImageUnavailable,
     InvalidRequest,
     SandboxNotFound,
     TemplateNotFound,
     Unenforceable,
+    told_elsewhere,
 )
-from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, SandboxInfo
+from atoll.contract.model import MAX_TTL_S, Checkpoint, Mount, OnExpiry, RuntimeName, SandboxInfo
 from atoll.contract.names import DEFAULT_TAG as TAG, TEMPLATE_PREFIX, split_template
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.policy import check_create, check_inherited, check_network, check_ttl
@@ -55,6 +59,8 @@ DEFAULT_TAG = f":{TAG}"
 PAUSED = frozenset({"paused", "sleeping", "shutdown"})
 _MAX_PAGE = 100
 _MAX_FILTERS = 64
+_OF_PORTS = frozenset({"allowPublicTraffic", "maskRequestHost", "httpsPorts"})
+"""Parts of a network that an update does not change: how ports are reached."""
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -173,6 +179,7 @@ class SandboxRoutes:
     async def _make(self, caller: Caller, body: CreateBody, name: str, timeout_s: int) -> Sandbox:
         asked = body.network or NetworkBody()
         internet = body.allow_internet_access
+        headers = asked.headers()
         record = E2bRecord(
             template=body.template_id,
             metadata=body.metadata or {},
@@ -200,7 +207,8 @@ class SandboxRoutes:
             inherited = caller.engine.inherited_spec(checkpoint.id)
             admitted = check_inherited(policy, inherited, network=network, ttl_s=ttl_s)
             limits = admitted.limits
-        async with reserved(caller, {name: limits}):
+        async with reserved(caller, {name: limits}), _named(body.template_id, image):
+            runtime = checkpoint.runtime if checkpoint else admitted.runtime
             sandbox = await caller.engine.create(
                 name,
                 image=None if checkpoint else admitted.image,
@@ -209,13 +217,21 @@ class SandboxRoutes:
                 runtime=None if checkpoint else admitted.runtime,
                 network=admitted.network,
                 labels={label: value for label, value in record.labels().items() if value is not None},
+                sudo=True,
                 ttl_s=admitted.ttl_s,
-                on_expiry="sleep" if body.auto_pause else "destroy",
+                on_expiry=_end_of(caller, record, runtime) if body.auto_pause else "destroy",
                 mounts=() if checkpoint else admitted.mounts,
                 from_checkpoint=checkpoint.id if checkpoint else None,
             )
-        if checkpoint is not None:
-            await self._settle_inherited(caller, sandbox, record, network is None)
+            try:
+                if checkpoint is not None:
+                    await self._settle_inherited(caller, sandbox, record, network is None)
+                if headers or checkpoint is not None:
+                    await caller.engine.set_request_headers(sandbox.name, headers)
+            except BaseException:
+                with anyio.CancelScope(shield=True), suppress(AtollError):
+                    await caller.engine.destroy(sandbox.name)
+                raise
         return sandbox
 
     async def _settle_inherited(self, caller: Caller, sandbox: Sandbox, record: E2bRecord, is_offline: bool) -> None:
@@ -316,7 +332,7 @@ class SandboxRoutes:
             "allowInternetAccess": record.internet,
             "lifecycle": {
                 "autoResume": record.auto_resume,
-                "onTimeout": "pause" if info.on_expiry == "sleep" else "kill",
+                "onTimeout": "kill" if info.on_expiry == "destroy" else "pause",
             },
         }
         if state_of(info) == "paused":
@@ -370,7 +386,9 @@ class SandboxRoutes:
             raise Conflict(f"sandbox {public_id(sandbox.id)} is already running")
         await resume(caller.server, caller.tenant, sandbox, body.timeout or 15)
         if body.auto_pause is not None:
-            await caller.engine.update(sandbox.name, on_expiry="sleep" if body.auto_pause else "destroy")
+            record = E2bRecord.of(sandbox.info)
+            then = _end_of(caller, record, sandbox.info.runtime) if body.auto_pause else "destroy"
+            await caller.engine.update(sandbox.name, on_expiry=then)
         return self._created(await describe_all(sandbox))
 
     async def _pause(self, request: Request, caller: Caller) -> Response:
@@ -413,12 +431,14 @@ class SandboxRoutes:
         policy = check_network(
             caller.tenant.policy, asked.policy(caller.tenant.policy, internet=asked.allow_internet_access)
         )
+        headers = asked.headers()
         before = E2bRecord.of(sandbox.info)
-        kept = {name: value for name, value in before.network.items() if name == "allowPublicTraffic"}
+        kept = {name: value for name, value in before.network.items() if name in _OF_PORTS}
         record = before.model_copy(
             update={"network": {**kept, **asked.shown()}, "internet": asked.allow_internet_access}
         )
         labels = record.labels(sandbox.info.labels)  # or it is refused, before anything has changed
+        await caller.engine.set_request_headers(sandbox.name, headers)
         await caller.engine.set_network(sandbox.name, policy)
         info = await caller.engine.update(sandbox.name, labels=labels)
         await caller.server.events.record(caller.tenant.name, "updated", info, what="network")
@@ -477,6 +497,18 @@ async def template(caller: Caller, wanted: str) -> tuple[str, Checkpoint | None]
             continue
         return found.image, found
     return wanted, None
+
+
+@asynccontextmanager
+async def _named(wanted: str, image: str) -> AsyncIterator[None]:
+    """While the context lasts, an image that is missing is said to be no template either: a name may be wrong."""
+    try:
+        yield
+    except ImageUnavailable as error:
+        if wanted != image:
+            raise
+        message = f"there is no template or snapshot {wanted!r}, and {told_elsewhere(error)}"
+        raise ImageUnavailable(message, hint=error.hint, **error.details) from error
 
 
 async def find_template(caller: Caller, wanted: str) -> str | None:
@@ -550,16 +582,18 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
     """What a sandbox used within the last hour, and uses now."""
     info = sandbox.info
     samples = [
-        (each.time, each.memory_bytes, each.cpu_s, each.disk_bytes) for each in caller.server.history.of(sandbox.id)
+        (each.time, each.memory_bytes, each.cpu_s, each.disk_bytes, each.cache_bytes)
+        for each in caller.server.history.of(sandbox.id)
     ]
     if state_of(info) == "running":
         used = await sandbox.stat(disk=False)
-        samples.append((datetime.now(UTC), used.memory_bytes, used.cpu_s, samples[-1][3] if samples else None))
+        disk_bytes = samples[-1][3] if samples else None
+        samples.append((datetime.now(UTC), used.memory_bytes, used.cpu_s, disk_bytes, used.cache_bytes))
     cores = math.ceil(info.limits.cpus or os.cpu_count() or 1)
     memory = info.limits.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     disk = info.limits.disk_bytes or shutil.disk_usage(caller.engine.state_dir).total
     shown, before = [], None
-    for time, used_bytes, cpu_s, disk_bytes in samples:
+    for time, used_bytes, cpu_s, disk_bytes, cache_bytes in samples:
         share = 0.0
         if before is not None and cpu_s is not None and before[1] is not None and time > before[0]:
             share = max(0.0, (cpu_s - before[1]) / (time - before[0]).total_seconds() / cores * 100)
@@ -572,7 +606,7 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
                 "cpuUsedPct": round(share, 2),
                 "memUsed": used_bytes or 0,
                 "memTotal": memory,
-                "memCache": 0,
+                "memCache": cache_bytes or 0,
                 "diskUsed": disk_bytes or 0,
                 "diskTotal": disk,
             }
@@ -581,6 +615,12 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _end_of(caller: Caller, record: E2bRecord, runtime: RuntimeName | None) -> OnExpiry:
+    """What is done at the end of a time-out to pause a sandbox: as `pause` does it."""
+    able = caller.engine.runtimes()[runtime] if runtime else caller.engine.default_capabilities
+    return "pause" if record.keeps_memory and able.freeze and not able.memory_checkpoint else "sleep"
 
 
 def state_of(info: SandboxInfo) -> Literal["running", "paused"]:

@@ -55,6 +55,7 @@ MAX_LOG_ENTRIES = 100
 """In one answer."""
 _BASES = re.compile(r"(docker\.io/)?e2bdev/(base|code-interpreter)(:[\w.-]+)?")
 """The images that E2B's own templates are made of: here, the server's default image is that."""
+_STATUS = {"waiting": "waiting", "building": "building", "ready": "ready"}
 _SHELL = 'if command -v bash > /dev/null 2>&1; then exec bash -l -c "$0"; fi; exec sh -c "$0"'
 """Commands are lines for bash as a login shell, where there is one."""
 
@@ -161,7 +162,7 @@ class TemplateRoutes:
 
     async def _start(self, request: Request, caller: Caller) -> Response:
         caller.key.require("sandboxes:exec")
-        build = self._build(request, caller)
+        build = await self._build(request, caller)
         body = await read_body(request, BuildBody)
         policy, engine = caller.tenant.policy, caller.engine
         image = await _base(caller, body)
@@ -173,6 +174,7 @@ class TemplateRoutes:
             raise InvalidRequest(error.message) from None
         runtime = (await engine.templates.version(image)).runtime if image.startswith(TEMPLATE_PREFIX) else None
         options = BuildOptions(
+            sudo=True,
             runtime=check_runtime(policy, runtime),
             network=NetworkBody().policy(policy, internet=None),
             uses_cache=not body.force,
@@ -181,18 +183,18 @@ class TemplateRoutes:
         caller.note(resource=f"templates/{build.template}", build=build.id, image=image)
         return Response(status_code=202)
 
-    def _build(self, request: Request, caller: Caller) -> TemplateBuild:
+    async def _build(self, request: Request, caller: Caller) -> TemplateBuild:
         template, build = request.path_params["template"], request.path_params["build"]
-        return caller.server.builds.get(caller.tenant.name, template, build)
+        return await caller.server.builds.get(caller.tenant.name, template, build)
 
     async def _status(self, request: Request, caller: Caller) -> Response:
-        build = self._build(request, caller)
+        build = await self._build(request, caller)
         offset = _count(request.query_params.get("logsOffset"), "logsOffset", 0)
         limit = min(MAX_LOG_ENTRIES, _count(request.query_params.get("limit"), "limit", MAX_LOG_ENTRIES))
         said: dict[str, Any] = {
             "templateID": build.template,
             "buildID": build.id,
-            "status": build.status,
+            "status": _STATUS.get(build.status, "error"),
             "logs": [],
             "logEntries": [
                 {"timestamp": line.at.isoformat(), "level": line.level, "message": line.text, "step": str(line.step)}

@@ -1,12 +1,13 @@
-"""/files of E2B's daemon: contents of files, read and written, of any size; and /envs and /metrics.
+"""/files of E2B's daemon: contents of files, read, written and put together, of any size; and /envs and /metrics.
 
 Owns the forms in which files are sent (multipart, as they are, compressed), who may send them (a token, or a URL that
 is signed for one file and one operation), and their errors: `code` and `message`. Bodies are never whole in memory. Not
-here: names and attributes (`filesystem.py`).
+here: names and attributes (`filesystem.py`), and what metadata of files are (`file_metadata.py`).
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import posixpath
@@ -16,17 +17,20 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from pydantic import Field
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from atoll.contract.errors import InvalidRequest, PermissionDenied
+from atoll.contract.errors import FileError, InvalidRequest, PermissionDenied
 from atoll.runtime.sandbox import Sandbox
 from atoll.surfaces.door.middleware import take_any_body
 from atoll.surfaces.e2b.accounts import ROOT, SandboxAccounts, as_user
 from atoll.surfaces.e2b.connect import basic_user
+from atoll.surfaces.e2b.control import E2bBody, read_body
+from atoll.surfaces.e2b.file_metadata import METADATA_PREFIX, encode_metadata, given_metadata
 from atoll.surfaces.e2b.filesystem import FilesystemService
 from atoll.surfaces.e2b.tokens import TOKEN_HEADER, FileSignature, SandboxTokens
 from atoll.tools.tool import readable
@@ -39,7 +43,12 @@ MAX_BOUNDARY_BYTES = 256
 _HEAD_BYTES = _INFLATED_BYTES = 1024 * 1024
 _SIZED_BYTES = 1024 * 1024
 """Larger files are sent with their length, which spares both sides the framing of chunks."""
-_METADATA = "x-metadata-"
+
+
+class ComposeRequest(E2bBody):
+    source_paths: list[str] = Field(default_factory=list, alias="source_paths", max_length=MAX_PARTS)
+    destination: str = ""
+    username: str | None = None
 
 
 class FileTransfer:
@@ -119,12 +128,11 @@ class FileTransfer:
         """POST /files: one file as it is, or several as a form."""
         take_any_body(request.scope)
         user = _user(request)
-        if any(name.startswith(_METADATA) for name in request.headers):
-            raise HTTPException(501, "metadata of files are not supported by this server")
+        metadata = given_metadata(request.headers)
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         chunks = _decoded(request)
         if kind == b"application/octet-stream":
-            return JSONResponse([await self._store(sandbox, _path(request), chunks, user)])
+            return JSONResponse([await self._store(sandbox, _path(request), chunks, metadata, user)])
         if kind != b"multipart/form-data" or b"boundary" not in options:
             raise HTTPException(400, "the body has to be multipart/form-data or application/octet-stream")
         parts = _Parts(chunks, options[b"boundary"])
@@ -137,13 +145,18 @@ class FileTransfer:
                 raise HTTPException(400, "a file of the form has no name, and the URL has no path")
             if any(each["path"] == path for each in stored):
                 raise HTTPException(400, f"you cannot upload multiple files to the same path '{path[:4096]}'")
-            stored.append(await self._store(sandbox, path, parts.content(), user))
+            stored.append(await self._store(sandbox, path, parts.content(), metadata, user))
         if not stored:
             raise HTTPException(400, "the form has no part named 'file'")
         return JSONResponse(stored)
 
     async def _store(
-        self, sandbox: Sandbox, path: str, chunks: AsyncIterator[bytes], user: str | None
+        self,
+        sandbox: Sandbox,
+        path: str,
+        chunks: AsyncIterator[bytes],
+        metadata: dict[str, str],
+        user: str | None,
     ) -> dict[str, Any]:
         target = await self._accounts.resolve(sandbox, path, user)
         head = bytearray()
@@ -152,22 +165,53 @@ class FileTransfer:
             if len(head) > _HEAD_BYTES:
                 break
         else:
-            await self._store_small(sandbox, target, bytes(head), user)
-            return _stored(target)
+            await self._store_small(sandbox, target, bytes(head), metadata, user)
+            return _stored(target, metadata)
         # Who may write is found out before the bytes are passed on: they come once.
         await self._filesystem.make_parents(sandbox, target, user)
         writer = await as_user(user, lambda who: _may_write(sandbox, target, who))
-        await sandbox.files.write_bytes(target, _behind(bytes(head), chunks), atomic=False, user=writer)
+        await _write(sandbox, target, _behind(bytes(head), chunks), metadata, writer)
         await _give(sandbox, target, writer, user)
-        return _stored(target)
+        return _stored(target, metadata)
 
-    async def _store_small(self, sandbox: Sandbox, target: str, data: bytes, user: str | None) -> None:
+    async def _store_small(
+        self, sandbox: Sandbox, target: str, data: bytes, metadata: dict[str, str], user: str | None
+    ) -> None:
         try:
-            await sandbox.files.write_bytes(target, data, atomic=False, user=user)
+            await _write(sandbox, target, data, metadata, user)
         except PermissionDenied:
             await self._filesystem.make_parents(sandbox, target, user)
-            await sandbox.files.write_bytes(target, data, atomic=False, user=ROOT)
+            await _write(sandbox, target, data, metadata, ROOT)
             await _give(sandbox, target, ROOT, user)
+
+    async def compose(self, request: Request, sandbox: Sandbox) -> Response:
+        """POST /files/compose: several files become one, in order, and are gone. If it fails, all are as they were."""
+        body = await read_body(request, ComposeRequest)
+        user = body.username or _user(request)
+        if not body.source_paths:
+            raise HTTPException(400, "source_paths must not be empty")
+        if not body.destination:
+            raise HTTPException(400, "destination is required")
+        target = await self._accounts.resolve(sandbox, body.destination, user)
+        sources = [await self._accounts.resolve(sandbox, each, user) for each in body.source_paths]
+        for source in sources:
+            if source == target:
+                raise HTTPException(400, f"source path {readable(source)!r} cannot be the same as destination")
+            found = await as_user(user, lambda who: sandbox.files.stat(source, user=who))  # noqa: B023 - awaited
+            if found.kind != "file":
+                raise HTTPException(400, f"source path is not a regular file: {readable(source)}")
+        await self._filesystem.make_parents(sandbox, target, user)
+
+        async def join(who: str | None) -> str | None:
+            await sandbox.files.write_bytes(
+                target, _contents(sandbox, sources, who), xattr_prefix=METADATA_PREFIX, user=who
+            )
+            return who
+
+        await _give(sandbox, target, await as_user(user, join), user)
+        for source in sources:
+            await as_user(user, lambda who: sandbox.files.remove(source, missing_ok=True, user=who))  # noqa: B023
+        return JSONResponse(_stored(target, {}))
 
     # ------------------------------------------------------------------------------------------------------- others
 
@@ -196,8 +240,30 @@ class FileTransfer:
         )
 
 
-def _stored(path: str) -> dict[str, Any]:
-    return {"path": readable(path), "name": readable(posixpath.basename(path)), "type": "file"}
+def _stored(path: str, metadata: dict[str, str]) -> dict[str, Any]:
+    stored = {"path": readable(path), "name": readable(posixpath.basename(path)), "type": "file"}
+    return stored | ({"metadata": metadata} if metadata else {})
+
+
+async def _write(
+    sandbox: Sandbox, path: str, data: bytes | AsyncIterator[bytes], metadata: dict[str, str], user: str | None
+) -> None:
+    """Write in place, with these metadata and no others."""
+    xattrs = encode_metadata(metadata)
+    try:
+        await sandbox.files.write_bytes(
+            path, data, atomic=False, xattrs=xattrs, xattr_prefix=METADATA_PREFIX, user=user
+        )
+    except FileError as error:
+        if error.errno != errno.EOPNOTSUPP or not metadata:
+            raise
+        raise HTTPException(501, f"the file system of {readable(path)} keeps no metadata of files") from None
+
+
+async def _contents(sandbox: Sandbox, paths: list[str], user: str | None) -> AsyncIterator[bytes]:
+    for path in paths:
+        async for chunk in sandbox.files.stream(path, user=user):
+            yield chunk
 
 
 async def _give(sandbox: Sandbox, path: str, writer: str | None, user: str | None) -> None:

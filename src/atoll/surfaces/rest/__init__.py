@@ -34,6 +34,8 @@ _MODULES = (
     "webhooks",
     "volumes",
     "bundles",
+    "templates",
+    "builds",
     "images",
     "tenants",
     "host",

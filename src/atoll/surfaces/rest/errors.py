@@ -31,8 +31,11 @@ from atoll.contract.errors import (
     AtollError,
     CheckpointNotFound,
     InvalidRequest,
+    ModelFailed,
     SandboxNotFound,
+    TemplateNotFound,
     VolumeNotFound,
+    told_elsewhere,
 )
 from atoll.surfaces.door import status_of
 from atoll.tools.tool import readable, readable_all
@@ -50,6 +53,7 @@ STATUS_BY_CODE: Mapping[str, int] = {
     "not_checkpointable": 409,
     "image_unavailable": 422,
     "archive_refused": 422,
+    "build_failed": 422,
     "bundle_failed": 422,
     "runtime_unavailable": 422,
     "unenforceable": 422,
@@ -85,14 +89,13 @@ CODE_BY_STATUS: Mapping[int, str] = {
 _NOT_FOUND: Mapping[type[AtollError], str] = {
     SandboxNotFound: "no sandbox has the name or id {name!r}",
     CheckpointNotFound: "no checkpoint has the id or label {wanted!r}",
+    TemplateNotFound: "no template is named {template!r}",
     VolumeNotFound: "no volume is named {name!r}",
 }
 """Messages without the names that there are."""
 _TOLD_ERRORS = 3
 """How many of the errors of an invalid request its message names; `details.errors` has them all."""
 _HIDDEN_DETAILS = frozenset({"known", "labels", "available"})
-_PRESENT = " (present here: "
-"""Before the images of the machine, in the message of `ImageUnavailable`."""
 _log = logging.getLogger(__name__)
 
 
@@ -199,7 +202,7 @@ def error_status(error: Exception) -> int:
 def _answer_to_ours(error: AtollError, request_id: str) -> JSONResponse:
     details = {name: value for name, value in error.details.items() if name not in _HIDDEN_DETAILS}
     template = next((text for kind, text in _NOT_FOUND.items() if isinstance(error, kind)), None)
-    message = error.message.partition(_PRESENT)[0] if template is None else template.format(**details)
+    message = told_elsewhere(error) if template is None else template.format(**details)
     status = error_status(error)
     headers = {}
     if status == 401:
@@ -208,7 +211,9 @@ def _answer_to_ours(error: AtollError, request_id: str) -> JSONResponse:
     if isinstance(retry_after_s, int | float):
         headers["Retry-After"] = str(max(1, -int(-retry_after_s // 1)))
     if status >= 500:
-        _log.error("request %s failed: %s: %s", request_id, error.code, error.message, exc_info=error)
+        # Of what a model or its provider did, our stack says nothing; the reason is in the line before.
+        trace = None if isinstance(error, ModelFailed) else error
+        _log.error("request %s failed: %s: %s", request_id, error.code, error.message, exc_info=trace)
     return error_answer(status, message, request_id, code=error.code, details=details, headers=headers)
 
 
@@ -226,7 +231,38 @@ def _answer_to_invalid(
 
 def _where(loc: Sequence[str | int]) -> list[str]:
     """Without the names that pydantic gives to the members of a union: those of functions have addresses of memory."""
-    return [str(part) for part in loc if not (isinstance(part, str) and "[" in part)]
+    return [str(part) for part in loc if not (isinstance(part, str) and ("[" in part or part in _MEMBERS))]
+
+
+_MEMBERS = frozenset({"constrained-str", "ToolDeclaration", "SecretInput", "secret-str"})
+_SHOULD = re.compile("^(Input|String|List|Tuple|Dictionary|Set) should")
+WORDS_FOR_PATTERNS: Mapping[str, str] = {
+    r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$": "it is not the id of a conversation, such as "
+    "01a1ed9d-c3b5-7d27-9f97-1c333b66f9c5; GET /api/v1/conversations?config_id=… lists them",
+    "^[0-9a-f-]+$": "it is not the `next` of a page",
+    r"^[0-9]{1,18}$": "it is not a number that an answer gave, such as the `next` of a page",
+    r"^[A-Za-z0-9_-]{1,64}$": "the name of a tool has 1 to 64 letters, digits, '_' and '-'",
+    r"^[A-Za-z_][A-Za-z0-9_]{0,63}$": "a name has 1 to 64 letters, digits and '_', and does not begin with a digit",
+    r"^[^\x00-\x1f\x7f]{1,100}$": "a name has 1 to 100 characters, all of one line",
+    r"^[a-z][a-z-]{0,31}$": "the name of a provider has lower-case letters and '-', such as anthropic",
+    r"^[^\x00-\x20\x7f]+$": "the name of a model has no spaces",
+    r"^[!-~]+$": "only visible characters of ASCII are allowed",
+    r"^[0-9a-f]{64}$": "it is not a SHA-256: 64 hexadecimal digits, in lower case, as `sha256sum` prints it",
+    r'^(\*|(W/)?"?[0-9]{1,9}"?)$': 'it is not a version, such as "3", or *',
+    r"^[a-z0-9][a-z0-9-]{0,31}$": "a name has 1 to 32 lower-case letters, digits and '-', and does not begin with '-'",
+    "^0?[0-7]{1,4}$": "permission bits are octal digits, such as 0644",
+    r"^/[^\x00]*$": "it has to be an absolute path, such as /workspace",
+    r"^[a-z][a-z0-9_-]{0,31}$": "the name of a runtime has 1 to 32 lower-case letters, digits, '_' and '-'",
+    r"^[0-9]{1,16}-[0-9]{1,16}$": "it is not the id of an event, such as 70000-0",
+}
+"""What is said of a value that a field's regular expression refuses, which few people want to read."""
+
+
+def words_for(pattern: str) -> str | None:
+    """What is said of a value that this regular expression refuses."""
+    if pattern.startswith("^https?://"):
+        return "it is not a URL of a host, such as https://example.com/hook"
+    return WORDS_FOR_PATTERNS.get(pattern)
 
 
 def _plain(error: Mapping[str, Any]) -> str:
@@ -240,7 +276,9 @@ def _plain(error: Mapping[str, Any]) -> str:
             return "it has to be a JSON object"
         case "json_invalid":
             return f"it is not valid JSON: {error.get('ctx', {}).get('error', 'it ends too early')}"
-    return str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+        case "string_pattern_mismatch" if words := words_for(error["ctx"]["pattern"]):
+            return words
+    return _SHOULD.sub("it should", str(error["msg"]).removeprefix("Value error, ")).replace(" after validation", "")
 
 
 # ------------------------------------------------------------------------------------------------------------- install

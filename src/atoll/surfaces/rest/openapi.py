@@ -44,6 +44,8 @@ _MADE_BY = {
     "key": ("keys_create", "$response.body#/key/id"),
     "tenant": ("tenants_create", "$response.body#/name"),
     "config": ("configs_create", "$response.body#/id"),
+    "build": ("builds_create", "$response.body#/id"),
+    "template": ("templates_list", "$response.body#/items/0/name"),
 }
 """By the parameter of a path: the operation that makes such a thing, and where its answer has the name or id."""
 _MAKES_WHAT_IT_NAMES = "volumes_import"
@@ -51,6 +53,13 @@ _ALSO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sandboxes_fork", "sandboxes_get", {"parameters": {"sandbox": "$response.body#/items/0/name"}}),
     ("sandboxes_import", "sandboxes_get", {"parameters": {"sandbox": "$response.body#/name"}}),
     ("volumes_import", "volumes_get", {"parameters": {"volume": "$response.body#/name"}}),
+    ("builds_upload", "builds_files", {"parameters": {"files": "$request.path.files"}}),
+    ("templates_list", "templates_tag", {"parameters": {"template": "$response.body#/items/0/name"}}),
+    (
+        "templates_tag",
+        "templates_untag",
+        {"parameters": {"template": "$request.path.template", "tag": "$request.path.tag"}},
+    ),
     (
         "checkpoints_create",
         "sandboxes_restore",

@@ -101,6 +101,8 @@ class SandboxRequest(RequestBody):
     cwd: str | None = Field(default=None, pattern=r"^/[^\x00]*$", max_length=4095)
     runtime: RuntimeName | None = None
     pause_after_s: float | None = Field(default=None, gt=0, le=1_000_000)
+    sudo: bool = False
+    """Whether `sudo` works inside, without a password, for the user of commands that name none."""
     network: NetworkPolicy | None = None
     """Unset: no connection leaves it."""
     labels: dict[str, LabelValueField] = Field(
@@ -356,6 +358,7 @@ async def check(caller: Writer, body: Annotated[SandboxRequest, JsonBody()]) -> 
             "cwd": body.cwd,
             "runtime": admitted.runtime,
             "pause_after_s": body.pause_after_s,
+            "sudo": body.sudo,
             "network": admitted.network,
             "labels": body.labels,
             "ttl_s": admitted.ttl_s,
@@ -391,6 +394,7 @@ async def _create(caller: Caller, body: SandboxRequest, name: str | None, labels
             cwd=body.cwd,
             runtime=admitted.runtime if fresh else body.runtime,
             pause_after_s=body.pause_after_s,
+            sudo=body.sudo,
             network=admitted.network,
             labels={**body.labels, **labels},
             ttl_s=admitted.ttl_s,

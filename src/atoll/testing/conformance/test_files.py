@@ -662,3 +662,39 @@ async def test_a_write_into_a_full_file_system_says_so_and_leaves_nothing(shared
         return await shared.files.list("/dev/shm") == []
 
     await eventually(gone, "no partial file is left")
+
+
+async def test_extended_attributes_are_replaced_by_a_write_and_shown_when_asked_for(shared: Sandbox) -> None:
+    path = "/dev/shm/attributed"  # memory keeps them with every runtime; gVisor's root does not
+    one, two = {"user.mine.a": b"1", "user.mine.b": b"\0\xff"}, {"user.mine.b": b"2"}
+    for atomic in (True, False):
+        for wanted in (one, two, {}):
+            await shared.files.write_bytes(path, b"x", atomic=atomic, xattrs=wanted, xattr_prefix="user.mine.")
+            assert (await shared.files.stat(path, xattr_prefix="user.mine.")).xattrs == wanted
+    await shared.files.write_bytes(path, b"x", xattrs=one, xattr_prefix="user.mine.")
+    (entry,) = await shared.files.list("/dev/shm", xattr_prefix="user.mine.a")
+    assert entry.xattrs == {}  # `user.mine.a` begins no other name
+    (entry,) = await shared.files.list("/dev/shm", xattr_prefix="user.mine")
+    assert entry.xattrs == one
+    assert (await shared.files.stat(path)).xattrs == {}
+    await shared.files.remove(path)
+
+
+@pytest.mark.parametrize(
+    ("xattrs", "prefix"),
+    [
+        ({"user.mine.a": b""}, None),
+        ({"user.other.a": b""}, "user.mine."),
+        ({"user.mine.": b""}, "user.mine."),
+        ({"user.mine." + "x" * 250: b""}, "user.mine."),
+        ({"user.mine.a": b"x" * 4096}, "user.mine."),
+        ({}, "user."),
+        ({}, "security.capability"),
+    ],
+)
+async def test_wrong_extended_attributes_are_an_invalid_request(
+    shared: Sandbox, here: str, xattrs: dict[str, bytes], prefix: str | None
+) -> None:
+    with pytest.raises(InvalidRequest):
+        await shared.files.write_bytes(f"{here}/file", b"x", xattrs=xattrs, xattr_prefix=prefix)
+    assert not await shared.files.exists(f"{here}/file")

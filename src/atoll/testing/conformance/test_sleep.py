@@ -520,3 +520,49 @@ say(box.id)
         assert alone.info.expires_at > now()
     finally:
         await alone.destroy()
+
+
+@pytest.mark.usefixtures("can_freeze")
+@pytest.mark.runtimes("crun", "runsc")
+async def test_a_sandbox_is_paused_when_its_lifetime_is_over_and_lives_as_long_again(engine: Engine) -> None:
+    async with engine.create(ttl_s=600, on_expiry="pause") as sandbox:
+        await sandbox.spawn("echo here > /tmp/note; exec sleep 1000", keep=True)
+        await eventually(partial(sandbox.files.exists, "/tmp/note"), "it runs")
+        await sandbox.update(ttl_s=1)
+        with pytest.raises(SandboxDied, match="lifetime"):
+            await sandbox.exec("sleep 1000")
+
+        async def has_no_end() -> bool:
+            return not (engine.state_dir / "expiries" / sandbox.id).is_symlink()
+
+        await eventually(has_no_end, "it is paused for as long as nobody uses it")
+        assert await sandbox.status() == "paused"
+        await engine.update(sandbox.name, ttl_s=600)
+        await sandbox.pause()
+        assert (await sandbox.exec("cat /tmp/note")).stdout == "here\n"
+        assert await _runs_on(sandbox)
+        await sandbox.status()
+        assert sandbox.info.expires_at is not None
+        assert 590 < (sandbox.info.expires_at - now()).total_seconds() <= 600
+
+
+@pytest.mark.usefixtures("can_freeze")
+@pytest.mark.runtimes("crun", "runsc")
+async def test_using_a_sandbox_that_was_paused_at_the_end_begins_another_lifetime(engine: Engine) -> None:
+    async with engine.create(ttl_s=1, on_expiry="pause") as sandbox:
+        with pytest.raises(SandboxDied, match="lifetime"):
+            await sandbox.exec("sleep 1000")
+        await eventually(lambda: not (engine.state_dir / "expiries" / sandbox.id).is_symlink(), "it has no end")
+        assert await sandbox.status() == "paused"
+        assert (await sandbox.exec("echo again")).stdout == "again\n"
+        await sandbox.status()
+        assert sandbox.info.expires_at is not None
+
+
+@pytest.mark.runtimes("bwrap")
+async def test_a_sandbox_that_cannot_be_frozen_cannot_be_paused_at_its_end(
+    engine: Engine, capabilities: Capabilities
+) -> None:
+    assert not capabilities.freeze
+    with pytest.raises(Unenforceable, match="cannot be paused at the end"):
+        await engine.create(ttl_s=60, on_expiry="pause")

@@ -219,7 +219,7 @@ async def test_what_happens_at_the_end_is_changed_without_changing_the_end(engin
     [
         ({"on_expiry": "sleep"}, "give ttl_s, too"),
         ({"ttl_renewed_by_use": True}, "give ttl_s, too"),
-        ({"ttl_s": 60, "on_expiry": "explode"}, "it must be 'destroy' or 'sleep'"),
+        ({"ttl_s": 60, "on_expiry": "explode"}, "it must be 'destroy', 'sleep' or 'pause'"),
         ({"ttl_s": 60, "on_expiry": "sleep", "ephemeral": True}, "an ephemeral sandbox cannot sleep"),
     ],
 )

@@ -307,8 +307,9 @@ async def test_create_works_while_the_pool_cannot_be_refilled(
 
 
 async def test_a_burst_of_claims_is_served_before_a_pool_that_is_half_full_is_refilled(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, runtime_name: str
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, runtime_name: RuntimeName
 ) -> None:
+    limits = Limits(open_files=300)  # of no other test: no refill of theirs is left
     for bound in ("_BURST_PAUSE_S", "_LONGEST_BURST_S"):
         monkeypatch.setattr(warm_pool, bound, 60.0)
     created = 0
@@ -319,12 +320,12 @@ async def test_a_burst_of_claims_is_served_before_a_pool_that_is_half_full_is_re
         created += 1
         await launch(self, count, *rest)  # type: ignore[arg-type]
 
-    async with warm(engine, 4):
+    async with warm(engine, 4, limits=limits):
         monkeypatch.setattr(warm_pool.WarmPools, "_create_some", counted)
-        boxes = [await engine.create(f"burst-{number}") for number in range(2)]
+        boxes = [await engine.create(f"burst-{number}", limits=limits) for number in range(2)]
         assert len(waiting(engine)) == 2
         assert created == 0, "half of it is left, and more claims may follow"
-        boxes.append(await engine.create("burst-2"))
+        boxes.append(await engine.create("burst-2", limits=limits))
         await ready(engine, 4)
         assert created == 1, "less than half was left"
         for box in boxes:

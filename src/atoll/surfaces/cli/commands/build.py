@@ -5,8 +5,9 @@ Not here: how a Dockerfile is read and carried out (`atoll.builds`), and what te
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from atoll.contract.errors import InvalidRequest
 from atoll.contract.names import TEMPLATE_PREFIX, split_template
@@ -18,9 +19,13 @@ from atoll.surfaces.cli.sandbox_options import SandboxOptions, limits, runtime_n
 
 if TYPE_CHECKING:
     from atoll.builds.builder import BuildEvent
+    from atoll.client.engine import RemoteEngine
+    from atoll.contract.model import BuildLogLine
+    from atoll.runtime.engine import LocalEngine
 
 commands = CommandModule()
 DOCKERFILE = "Dockerfile"
+STDIN = Path("-")
 
 
 class _BuildCommand(AtollCommand):
@@ -38,7 +43,10 @@ def build(
         str | None, Option("--name", "-t", metavar="NAME[:TAG]", help="What the template is called.")
     ] = None,
     file: Annotated[
-        Path | None, Option("--file", "-f", metavar="FILE", help="The Dockerfile.  [default: DIR/Dockerfile]")
+        Path | None,
+        Option(
+            "--file", "-f", metavar="FILE", help="The Dockerfile; - reads standard input.  [default: DIR/Dockerfile]"
+        ),
     ] = None,
     build_arg: Annotated[
         list[str] | None,
@@ -64,10 +72,11 @@ def build(
         ),
     ] = None,
 ) -> Work:
-    """Build a template: run a Dockerfile's steps in a sandbox, and keep the result under a name.
+    """Build a template: run a Dockerfile in a sandbox.
 
-    Sandboxes begin as it with `--image template:NAME`. A step that is known, with the same files, is not run again. No
-    connection leaves a step unless --allow allows it. Limits are those of the steps, and of sandboxes that name none.
+    The result of its steps is kept under a name, and sandboxes begin as it with `--image template:NAME`. A step that is
+    known, with the same files, is not run again. No connection leaves a step unless --allow allows it. Limits are those
+    of the steps, and of sandboxes that name none.
 
     \b
     atoll build . --name web --allow registries
@@ -79,7 +88,7 @@ def build(
     source = source or Path()
     dockerfile = file or (source / DOCKERFILE if source.is_dir() else source)
     directory = source if source.is_dir() else source.parent
-    if not dockerfile.is_file():
+    if dockerfile != STDIN and not dockerfile.is_file():
         raise InvalidRequest(f"there is no {dockerfile}; name a directory with a {DOCKERFILE}, or --file FILE")
     arguments = values.environment(build_arg or [])
     return _build(
@@ -109,38 +118,50 @@ async def _build(
 ) -> int:
     from atoll.builds.builder import STEP_TIMEOUT_S, BuildOptions, build_template
     from atoll.builds.context import BuildContext
-    from atoll.builds.dockerfile import SHELL, parse_dockerfile
+    from atoll.builds.dockerfile import MAX_DOCKERFILE_BYTES, SHELL, parse_dockerfile, unused_arguments
+    from atoll.runtime.state.templates import reference_of
 
     files = BuildContext(directory)
     try:
-        text = dockerfile.read_text("utf-8")
+        text = (
+            sys.stdin.buffer.read(MAX_DOCKERFILE_BYTES + 1) if dockerfile == STDIN else dockerfile.read_bytes()
+        ).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{dockerfile} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     plan = parse_dockerfile(text, arguments=arguments, pack=files.pack)
+    for name in unused_arguments(text, arguments):
+        render.note(f"warning: no ARG of the Dockerfile is named {render.printable(name)}: --build-arg has no effect")
     if ready is not None:
         plan = plan.model_copy(update={"ready_command": (*SHELL, ready)})
-    name, tag = template
-    async with context.open_local_engine() as engine:
+    called, tag = template
+    progress = _Progress(silent=context.as_json)
+    async with context.open_engine() as engine:
         with render.ProgressBars() as bars:
-            version = await build_template(
-                engine,
-                plan,
-                files,
-                name=name,
-                tags=[tag],
-                options=BuildOptions(
-                    runtime=runtime_name(options.runtime),
-                    limits=limits(options),
-                    network=options.network,
-                    uses_cache=uses_cache,
-                    step_timeout_s=step_timeout_s or STEP_TIMEOUT_S,
-                    progress=bars,
-                ),
-                on_event=_Progress(silent=context.as_json),
+            build = BuildOptions(
+                runtime=runtime_name(options.runtime),
+                limits=limits(options),
+                network=options.network,
+                uses_cache=uses_cache,
+                step_timeout_s=step_timeout_s or STEP_TIMEOUT_S,
+                progress=bars,
             )
-    reference = f"{TEMPLATE_PREFIX}{name}" if tag == "default" else f"{TEMPLATE_PREFIX}{name}:{tag}"
+            if context.server is not None:
+                from atoll.builds.remote import build_on_server
+
+                remote = cast("RemoteEngine", engine)
+                version = await build_on_server(
+                    remote, plan, files, name=called, tags=[tag], options=build, on_line=progress.take_line
+                )
+            else:
+                local = cast("LocalEngine", engine)
+                version = await build_template(
+                    local, plan, files, name=called, tags=[tag], options=build, on_event=progress
+                )
+    progress.end()
+    reference = reference_of(called, tag)
     if context.as_json:
-        render.emit_json({"template": reference, **version.model_dump(mode="json")})
+        shown = {"template": reference, "cached_steps": progress.cached, **version.model_dump(mode="json")}
+        render.emit_json(shown)
         return 0
     render.say(reference)
     render.note(f"next: `atoll create NAME --image {reference}`")
@@ -153,19 +174,38 @@ class _Progress:
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
         self._rest = ""
+        self.cached: list[int] = []
+        """The steps whose results were kept from before."""
 
     def __call__(self, event: BuildEvent) -> None:
-        if self._silent:
-            return
         if event.kind == "output":
             *lines, self._rest = (self._rest + event.text).split("\n")
             for line in lines:
-                render.note(f"  {render.printable(line)}")
+                self._show(f"  {line}")
             return
-        if self._rest:
-            render.note(f"  {render.printable(self._rest)}")
-            self._rest = ""
+        self.end()
         if event.kind == "cached":
-            render.note("  the result is kept from before")
+            self._show_cached(event.step)
         else:
-            render.note(f"[{event.step}/{event.steps}] {render.printable(event.text)}")
+            self._show(f"[{event.step}/{event.steps}] {event.text}")
+
+    def take_line(self, line: BuildLogLine) -> None:
+        """As a call, for a line of a server's log. Why it failed is said by the error."""
+        if line.kind == "cached":
+            self._show_cached(line.step)
+        elif line.level != "error":
+            self._show(f"  {line.text}" if line.kind == "output" else line.text)
+
+    def end(self) -> None:
+        """Show what a program has printed without an end of its line."""
+        if self._rest:
+            self._show(f"  {self._rest}")
+            self._rest = ""
+
+    def _show_cached(self, step: int) -> None:
+        self.cached.append(step)
+        self._show("  the result is kept from before")
+
+    def _show(self, line: str) -> None:
+        if not self._silent:
+            render.note(render.printable(line))

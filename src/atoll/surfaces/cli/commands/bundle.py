@@ -95,7 +95,8 @@ def check(
     """Check that a bundle works, in a sandbox here.
 
     It is packed, read as a server does, built in a sandbox, and its tools are imported. With --tool, one of them is
-    called. The exit status is 1 if any of it fails. Nothing is left.
+    called, and what a model would see of its result is printed. The exit status is 1 if any of it fails. Nothing is
+    left.
     """
     context.require_local()
     if args is not None and tool is None:
@@ -112,6 +113,7 @@ def check(
 async def _check(context: CommandContext, source: Path, tool: str | None, arguments: dict[str, Any]) -> int:
     from atoll.bundles.build import remove_built
     from atoll.bundles.workspace import BundleFile, Workspace, WorkspaceSpec
+    from atoll.server.redaction import SecretRedaction
     from atoll.surfaces.cli.sandbox_options import engine_arguments
 
     given = engine_arguments(context.sandbox_options())
@@ -138,7 +140,10 @@ async def _check(context: CommandContext, source: Path, tool: str | None, argume
                 await workspace.destroy()
                 if {each.id for each in await engine.checkpoints()} - known:
                     await remove_built(engine, read.sha256)
-        _show(context, bundle, read.size_bytes, workspace.instance or instance, result)
+        redacting = SecretRedaction(spec.secret_env)  # as on a server
+        instance = await redacting.instance(workspace.instance or instance)
+        result = None if result is None else await redacting.result(result)
+        _show(context, bundle, read.size_bytes, instance, result)
     return FAILED if result is not None and result.is_error else 0
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atoll.contract.errors import AtollError, InvalidRequest
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 commands = CommandModule()
 FAILED = 1
 _MAX_RESULTS_BYTES = 16 * 1024 * 1024
+_LISTED = 100
+_ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class _ChatCommand(AtollCommand):
@@ -52,6 +56,7 @@ def chat(
     resume: Annotated[
         bool, Option("--resume", help="Go on with a turn that failed, was cancelled or interrupted.")
     ] = False,
+    lists: Annotated[bool, Option("--list", help="List the conversations with the agent, the newest first.")] = False,
 ) -> Work:
     """Talk to the agent of a config.
 
@@ -63,6 +68,15 @@ def chat(
     atoll chat cfg_0c8b4dd0f4a74b66 "What is new?"
     atoll chat cfg_0c8b4dd0f4a74b66 --conversation 0190…
     """
+    if conversation is not None and not _ID.fullmatch(conversation):
+        raise InvalidRequest(
+            f"{conversation[:80]!r} is not the id of a conversation, such as 01a1ed9d-c3b5-7d27-9f97-1c333b66f9c5; "
+            f"`atoll chat {config} --list` lists them"
+        )
+    if lists:
+        if conversation is not None or message is not None or results is not None or resume:
+            raise InvalidRequest("--list takes no message, and no other option of a conversation")
+        return _list(context, config)
     body: dict[str, Any] = {}
     if (message is not None) + (results is not None) + resume > 1:
         raise InvalidRequest("give one of MESSAGE, --results and --resume")
@@ -91,6 +105,26 @@ def _results(file: str) -> Any:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{file} is not JSON: {error}") from None
+
+
+async def _list(context: CommandContext, config: str) -> int:
+    async with open_api(context) as api:
+        await api.get(f"/api/v1/configs/{config}")
+        page = await api.get("/api/v1/conversations", config_id=config, limit=_LISTED)
+    found = page["items"]
+    if context.as_json:
+        render.emit_json(found)
+    elif not found:
+        render.note(f"no conversations; `atoll chat {config} MESSAGE` begins one")
+    else:
+        rows = [
+            (each["id"], each["status"] or "-", render.ago(datetime.fromisoformat(each["updated_at"])))
+            for each in found
+        ]
+        render.table(("CONVERSATION", "LAST TURN", "UPDATED"), rows)
+        if page["next"] is not None:
+            render.note(f"these are the newest {_LISTED}")
+    return 0
 
 
 async def _chat(context: CommandContext, config: str, conversation: str | None, body: dict[str, Any]) -> int:

@@ -28,8 +28,12 @@ def network(
     context: CommandContext,
     name: NameArgument,
     allow: Annotated[list[str] | None, Option("--allow", metavar="RULE", help="Add this rule. Repeatable.")] = None,
+    deny: Annotated[
+        list[str] | None,
+        Option("--deny", metavar="RANGE", help="Deny this address or range, whatever is allowed. Repeatable."),
+    ] = None,
     remove: Annotated[
-        list[str] | None, Option("--remove", metavar="RULE", help="Remove this rule. Repeatable.")
+        list[str] | None, Option("--remove", metavar="RULE", help="Remove this rule, of either kind. Repeatable.")
     ] = None,
     nothing: Annotated[bool, Option("--none", help="Remove all rules: no egress.")] = False,
 ) -> Work:
@@ -41,22 +45,29 @@ def network(
 
     \b
     atoll network box --allow registries --allow '*.example.com:443'
+    atoll network box --allow '*' --deny 198.51.100.0/24
     """
-    if nothing and (allow or remove):
-        raise InvalidRequest("--none cannot be combined with --allow or --remove: it removes all rules")
+    if nothing and (allow or deny or remove):
+        raise InvalidRequest("--none cannot be combined with --allow, --deny or --remove: it removes all rules")
     network_policy([*(allow or []), *(remove or [])])
-    return _network(context, name, allow or [], remove or [], nothing=nothing)
+    return _network(context, name, allow or [], deny or [], remove or [], nothing=nothing)
 
 
 async def _network(
-    context: CommandContext, name: str, allow: Sequence[str], remove: Sequence[str], *, nothing: bool
+    context: CommandContext,
+    name: str,
+    allow: Sequence[str],
+    deny: Sequence[str],
+    remove: Sequence[str],
+    *,
+    nothing: bool,
 ) -> int:
     async with context.open_engine() as engine:
         sandbox = await engine.get(name)
         if nothing:
             await engine.set_network(name, None)
-        elif allow or remove:
-            await engine.set_network(name, _changed(sandbox.info.network, allow, remove))
+        elif allow or deny or remove:
+            await engine.set_network(name, _changed(sandbox.info.network, allow, deny, remove))
         policy = sandbox.info.network
     if context.as_json:
         render.emit_json({"name": name, "network": policy.model_dump(mode="json") if policy else None})
@@ -65,19 +76,24 @@ async def _network(
     else:
         for rule in policy.allow:
             render.say(rule)
+        for rule in policy.deny:
+            render.say(f"not {rule}")
     return 0
 
 
-def _changed(policy: NetworkPolicy | None, allow: Sequence[str], remove: Sequence[str]) -> NetworkPolicy:
+def _changed(
+    policy: NetworkPolicy | None, allow: Sequence[str], deny: Sequence[str], remove: Sequence[str]
+) -> NetworkPolicy:
     from atoll.contract.network import NetworkPolicy, parse_rule
 
-    rules = list(policy.allow) if policy else []
+    rules, denied = (list(policy.allow), list(policy.deny)) if policy else ([], [])
     for rule in remove:
         text = str(parse_rule(rule))
-        if text not in rules:
-            raise InvalidRequest(f"{text} is not a rule of this sandbox; its rules are: {', '.join(rules) or 'none'}")
-        rules.remove(text)
-    return NetworkPolicy(allow=[*rules, *allow])
+        if text not in rules and text not in denied:
+            known = ", ".join([*rules, *denied]) or "none"
+            raise InvalidRequest(f"{text} is not a rule of this sandbox; its rules are: {known}")
+        (rules if text in rules else denied).remove(text)
+    return NetworkPolicy(allow=[*rules, *allow], deny=[*denied, *deny])
 
 
 @commands.command()

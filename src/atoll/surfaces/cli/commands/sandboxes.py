@@ -55,7 +55,8 @@ def update(
         Option("--ttl", metavar="TIME", parser=values.lifetime, help="Its lifetime from now on: 8h; none: no end."),
     ] = None,
     on_expiry: Annotated[
-        str | None, Option("--on-expiry", metavar="ACTION", help="What happens when it is over: destroy or sleep.")
+        str | None,
+        Option("--on-expiry", metavar="ACTION", help="What happens when it is over: destroy, sleep or pause."),
     ] = None,
     renewed: Annotated[
         bool | None,
@@ -284,11 +285,15 @@ def _used(info: SandboxInfo) -> str:
 def _expires(info: SandboxInfo) -> str:
     if info.expires_at is None:
         return ""
-    return render.until(info.expires_at) + (", sleeps" if info.on_expiry == "sleep" else "")
+    return render.until(info.expires_at) + {"destroy": "", "sleep": ", sleeps", "pause": ", is paused"}[info.on_expiry]
 
 
 def _labels(info: SandboxInfo) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
+    """Without those that a server sets for itself: records for it, too long for a table."""
+    from atoll.contract.model import RESERVED_LABELS
+
+    own = sorted((key, value) for key, value in info.labels.items() if not key.startswith(RESERVED_LABELS))
+    return ", ".join(f"{key}={value}" for key, value in own)
 
 
 def _status(info: SandboxInfo) -> str:

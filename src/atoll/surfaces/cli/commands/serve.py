@@ -71,7 +71,7 @@ def serve(
 ) -> Work | int:
     """Serve sandboxes and agents to programs elsewhere.
 
-    REST, chat with agents, MCP and previews are on one port; /docs is a page about the REST API.
+    REST, chat with agents, MCP, E2B's API and previews are on one port; /docs is a page about the REST API.
     Prints its URL and, the first time, the key of its administrator, once. Sandboxes go on when it ends. Signals:
     SIGTERM ends it in order, SIGHUP reads certificates again. docs/deploy.md is about running it as a service.
 

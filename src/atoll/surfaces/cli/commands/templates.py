@@ -1,4 +1,4 @@
-"""`templates ls`, `show`, `rm` and `gc`: what builds have made.
+"""`templates ls`, `show`, `tag`, `rm` and `gc`: what builds have made.
 
 Not here: a build (`build.py`), and where templates are kept (`runtime/state/templates.py`).
 """
@@ -6,12 +6,17 @@ Not here: a build (`build.py`), and where templates are kept (`runtime/state/tem
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from atoll.contract.errors import AtollError
+from atoll.contract.names import split_template
 from atoll.surfaces.cli import FAILED, render
 from atoll.surfaces.cli.command import CommandContext, CommandModule, Work
 from atoll.surfaces.cli.grammar import Argument, Option
+
+if TYPE_CHECKING:
+    from atoll.client.engine import RemoteEngine
+    from atoll.runtime.engine import LocalEngine
 
 TemplateArgument = Annotated[str, Argument(metavar="NAME", help="The template.")]
 
@@ -80,6 +85,20 @@ async def show(context: CommandContext, name: TemplateArgument) -> int:
 
 
 @commands.command()
+async def tag(
+    context: CommandContext,
+    name: Annotated[str, Argument(metavar="NAME[:TAG]", help="The template.")],
+    tags: Annotated[list[str], Argument(metavar="TAG", help="The new tags.")],
+) -> int:
+    """Give a version of a template more tags, in place of what had them."""
+    async with context.open_engine() as engine:
+        await engine.templates.tag(name, tags)
+        template = await engine.templates.get(split_template(name)[0])
+    shown = "\n".join(_reference(template.name, each) for each in tags)
+    return context.answer(template.model_dump(mode="json"), shown)
+
+
+@commands.command()
 async def rm(
     context: CommandContext,
     names: Annotated[list[str], Argument(metavar="NAME[:TAG]", help="The templates.")],
@@ -104,10 +123,13 @@ async def rm(
 @commands.command()
 async def gc(context: CommandContext) -> int:
     """Remove the kept results of steps that no template needs. The next build runs these steps again."""
-    from atoll.builds.layers import LayerCache
+    async with context.open_engine() as engine:
+        if context.server is not None:
+            removed = await cast("RemoteEngine", engine).templates.remove_unneeded()
+        else:
+            from atoll.builds.layers import LayerCache
 
-    async with context.open_local_engine() as engine:
-        removed = await LayerCache(engine).trim(0)
+            removed = await LayerCache(cast("LocalEngine", engine)).trim(0)
     plural = "result" if len(removed) == 1 else "results"
     return context.answer({"removed": removed}, f"{len(removed)} {plural} of steps removed")
 

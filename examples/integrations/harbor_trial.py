@@ -1,6 +1,6 @@
 """A task of Terminal-Bench's kind, tried by Harbor in a sandbox of Atoll.
 
-    python -m examples.integrations.harbor
+    python examples/integrations/harbor_trial.py
 
 The agent is Harbor's oracle, which runs the task's own solution, so this runs offline. The same from a shell:
 

@@ -1,6 +1,6 @@
 """An agent of deepagents whose files and commands are in a sandbox of Atoll.
 
-    python -m examples.integrations.deepagents
+    python examples/integrations/deepagents_backend.py
 
 The model is scripted, so this runs offline; pass another chat model of LangChain to `play`.
 """
