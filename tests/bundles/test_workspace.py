@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -16,7 +16,7 @@ from atoll.bundles import workspace as workspace_module
 from atoll.bundles.build import remove_built
 from atoll.bundles.dispatch import BUNDLE_DIRECTORY
 from atoll.bundles.workspace import MAX_LOG_BYTES, BundleFile
-from atoll.contract.errors import BundleFailed, InvalidRequest, QuotaExceeded
+from atoll.contract.errors import BundleFailed, InvalidRequest, QuotaExceeded, TooManyProcesses
 from atoll.contract.model import Limits
 from atoll.runtime.engine import LocalEngine
 from atoll.runtime.interface import Engine
@@ -447,37 +447,25 @@ async def test_a_call_of_an_unknown_name_is_an_error_to_the_model(
 
 
 @pytest.mark.runtimes("crun")  # runsc has no limit of processes
-async def test_a_workspace_that_a_tool_has_filled_with_processes_is_made_anew(
-    workspaces: MakeWorkspace, archive: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_workspace_that_is_full_of_processes_is_made_anew_when_its_tools_cannot_start(
+    engine: Engine, workspaces: MakeWorkspace, bundle: BundleFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = """
-        import os, time
-
-        def fill(args):
-            while True:
-                try:
-                    child = os.fork()
-                except OSError:
-                    return {"ok": True, "content": "full"}
-                if child == 0:
-                    os.setsid()
-                    while True:
-                        try:
-                            os.fork()
-                        except OSError:
-                            time.sleep(0.01)
-
-        def fine(args):
-            return {"ok": True, "content": str(os.path.exists("/workspace/kept"))}
-    """
     monkeypatch.setattr(workspace_module, "RETRY_S", 0.0)
-    made = await stored(archive, packed(source, manifest("fill", "fine"), {"template/kept": b""}))
-    limits = Limits(pids=64, memory_bytes=512 << 20)
-    workspace, _ = workspaces("filled", made, limits=limits, call_timeout_s=5.0)
-    tools = workspace.tools(["fill", "fine"])
-    await tools.handle_tool_call("fill")
+    workspace, _ = workspaces("filled", bundle, limits=Limits(pids=64, memory_bytes=512 << 20))
+    tools = workspace.tools(["read"])
+    assert (await tools.handle_tool_call("read", {"path": "page.html"})).content == "<p>"
+    box = await engine.get("filled")
+    await box.spawn("while :; do sleep 1000 & done 2> /dev/null")
 
-    async def works() -> bool:
-        return (await tools.handle_tool_call("fine")).content == "True"
+    async def is_full() -> bool:
+        with suppress(TooManyProcesses):
+            await box.exec("true")
+            return False
+        return True
 
-    await eventually(works, "a call is made again")
+    await eventually(is_full, "no process can be started")
+    assert workspace._dispatcher is not None
+    await workspace._dispatcher.aclose()
+    await eventually(is_full, "no process can be started")
+    assert (await tools.handle_tool_call("read", {"path": "page.html"})).is_error
+    assert (await tools.handle_tool_call("read", {"path": "page.html"})).content == "<p>"
