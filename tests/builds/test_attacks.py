@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
 
 from atoll.builds import uploads
@@ -18,9 +19,10 @@ from atoll.builds.builder import BuildOptions, NoArchives, build_template
 from atoll.builds.dockerfile import parse_dockerfile
 from atoll.builds.plan import BuildPlan, CopyStep, EnvStep, RunStep
 from atoll.builds.uploads import UploadStore
-from atoll.contract.errors import BuildFailed, InvalidRequest
+from atoll.contract.errors import BuildFailed, Conflict, InvalidRequest
 from atoll.contract.names import split_template
 from atoll.runtime.engine import LocalEngine
+from atoll.testing.waiting import eventually
 
 NAME = "ab" * 32
 
@@ -169,3 +171,26 @@ def test_names_of_templates_cannot_be_paths() -> None:
     for name in ("..", "../x", "a/b", "", ":", "a:", "a:b:c", "A", "x" * 64, "a\0", ".a"):
         with pytest.raises(InvalidRequest):
             split_template(name)
+
+
+async def test_an_owner_has_few_uploads_under_way_and_those_that_end_make_room(tmp_path: Path) -> None:
+    store, hold = UploadStore(tmp_path), anyio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x"
+        await hold.wait()
+        raise ConnectionResetError
+
+    async def upload() -> None:
+        with suppress(ConnectionResetError):
+            await store.put("tenant", NAME, slow())
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(uploads.MAX_UNFINISHED):
+            tasks.start_soon(upload)
+        await eventually(lambda: len([*tmp_path.glob("tenant/*")]) == uploads.MAX_UNFINISHED, "all have begun")
+        with pytest.raises(Conflict, match="uploads are under way"):
+            await store.put("tenant", NAME, pieces(b"x"))
+        await store.put("other", NAME, pieces(b"x"))
+        hold.set()
+    await store.put("tenant", NAME, pieces(b"x"))

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ SOURCE = '''
     def give(args):
         """Return what is given."""
         return args["value"]
+
+    def undecodable(args):
+        return {"ok": True, "content": [os.fsdecode(b"a\\xffb"), chr(0x1f600)]}
 
     async def later(args):
         await asyncio.sleep(0.01)
@@ -96,6 +100,7 @@ SOURCE = '''
 '''
 TOOLS = (
     *("give", "later", "named", "options", "fields", "fail", "end", "wait", "keep", "count", "eat", "say", "grow"),
+    "undecodable",
 )
 
 
@@ -149,6 +154,17 @@ async def test_content_is_text_or_json(workspace: Workspace, content: object, sh
 async def test_a_result_that_is_not_ok_is_an_error_to_the_model(workspace: Workspace) -> None:
     result = await given(workspace, {"ok": False, "content": "path must be a string"})
     assert (result.content, result.is_error) == ("path must be a string", True)
+
+
+async def test_text_that_json_cannot_have_is_no_harm_to_other_calls(workspace: Workspace) -> None:
+    async with anyio.create_task_group() as tasks:
+        waiting = partial(call, workspace, "wait", seconds=0.5)
+        tasks.start_soon(waiting)
+        assert (await call(workspace, "undecodable")).content == '["a?b", "\U0001f600"]'
+        many = await given(workspace, {"ok": True, "content": [{"kind": "text", "content": "x"}] * 5000})
+        assert many.is_error
+        assert "5000 parts; it may return 64" in many.text
+    assert not (await call(workspace, "later")).is_error
 
 
 async def test_parts_are_text_images_and_urls(workspace: Workspace) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
 from atoll import NetworkPolicy
+from atoll.bundles import workspace as workspace_module
 from atoll.bundles.build import remove_built
 from atoll.bundles.dispatch import BUNDLE_DIRECTORY
 from atoll.bundles.workspace import MAX_LOG_BYTES, BundleFile
-from atoll.contract.errors import BundleFailed, InvalidRequest, QuotaExceeded
+from atoll.contract.errors import BundleFailed, InvalidRequest, QuotaExceeded, TooManyProcesses
 from atoll.contract.model import Limits
 from atoll.runtime.engine import LocalEngine
 from atoll.runtime.interface import Engine
@@ -443,3 +444,28 @@ async def test_a_call_of_an_unknown_name_is_an_error_to_the_model(
     result = await workspaces("unknown", bundle)[0].tools(["read"]).handle_tool_call("no_such", {})
     assert result.is_error
     assert "there is no tool 'no_such' (tools: read)" in result.text
+
+
+@pytest.mark.runtimes("crun")  # runsc has no limit of processes
+async def test_a_workspace_that_is_full_of_processes_is_made_anew_when_its_tools_cannot_start(
+    engine: Engine, workspaces: MakeWorkspace, bundle: BundleFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace_module, "RETRY_S", 0.0)
+    workspace, _ = workspaces("filled", bundle, limits=Limits(pids=64, memory_bytes=512 << 20))
+    tools = workspace.tools(["read"])
+    assert (await tools.handle_tool_call("read", {"path": "page.html"})).content == "<p>"
+    box = await engine.get("filled")
+    await box.spawn("while :; do sleep 1000 & done 2> /dev/null")
+
+    async def is_full() -> bool:
+        with suppress(TooManyProcesses):
+            await box.exec("true")
+            return False
+        return True
+
+    await eventually(is_full, "no process can be started")
+    assert workspace._dispatcher is not None
+    await workspace._dispatcher.aclose()
+    await eventually(is_full, "no process can be started")
+    assert (await tools.handle_tool_call("read", {"path": "page.html"})).is_error
+    assert (await tools.handle_tool_call("read", {"path": "page.html"})).content == "<p>"

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 from atoll.builds.builder import BuildEvent
 from atoll.contract.model import Limits
-from atoll.server.builds import MAX_LINE_CHARS, MAX_LOG_CHARS, MAX_LOG_LINES, TemplateBuild
+from atoll.server.builds import (
+    MAX_LINE_CHARS,
+    MAX_LOG_CHARS,
+    MAX_LOG_LINES,
+    MAX_LOGS_CHARS,
+    TemplateBuild,
+    TemplateBuilds,
+)
 
 
 def built() -> TemplateBuild:
@@ -17,6 +28,24 @@ def test_lines_are_whole_however_they_come() -> None:
         build.take(BuildEvent("output", 1, 1, piece))
     build.flush(1)
     assert [line.text for line in build.lines] == ["a", "bc", "d"]
+
+
+async def test_old_logs_are_on_the_disk_alone_and_the_newest_and_those_of_other_tenants_in_memory(
+    tmp_path: Path,
+) -> None:
+    instances = cast("Any", SimpleNamespace(instance="this"))
+    builds = TemplateBuilds(cast("Any", None), cast("Any", None), tmp_path, instances)
+    made = [builds.request(tenant, "one", ["default"], Limits()) for tenant in ["a"] * 12 + ["b"]]
+    for build in made:
+        for _ in range(MAX_LOG_CHARS // MAX_LINE_CHARS):
+            build.note("x" * MAX_LINE_CHARS)
+        build.end("failed", "as it was meant to")
+        builds._keep(build)
+        builds._drop_old_logs(build.tenant)
+    kept = [bool(build.lines) for build in made]
+    assert kept == [False] * 5 + [True] * 8
+    assert sum(build.log_chars for build in made if build.tenant == "a") <= MAX_LOGS_CHARS
+    assert len((await builds.find("a", made[0].id)).lines) == MAX_LOG_CHARS // MAX_LINE_CHARS + 1
 
 
 def test_a_log_is_bounded_in_lines_and_in_characters_and_says_so() -> None:

@@ -10,11 +10,13 @@ import shlex
 import textwrap
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 from pydantic import SecretStr
 
+from atoll.bundles.workspace import MAX_LOG_BYTES, WorkspaceInstance
 from atoll.server.redaction import SecretRedaction
 from atoll.tools.tool import ImagePart, TextPart, ToolResult
 
@@ -96,6 +98,56 @@ async def test_all_parts_of_a_result_are_searched() -> None:
         TextPart(text="[an image with the value of a secret in it]"),
     )
     assert shown.structured == {"rows": [{"[the secret TOKEN]": ["a[the secret TOKEN]b", 5, None]}]}
+
+
+NOTES = (
+    " … ",
+    "\n[5000 bytes left out: 1 to 5001 of 10000]\n",
+    "[5000 of 10000 bytes left out here: see the file]\n",
+    "\n[7 characters are left out]\n",
+)
+
+
+@pytest.mark.parametrize("note", NOTES)
+@pytest.mark.parametrize("columns", [10, 1000])
+@pytest.mark.parametrize(
+    "core",
+    [PLAIN, PLAIN.encode().hex(), base64.b64encode(PLAIN.encode()).decode()[: len(PLAIN) * 8 // 6]],
+    ids=["as it is", "hex", "base64"],
+)
+async def test_a_part_of_a_value_where_a_text_was_cut_is_found(note: str, columns: int, core: str) -> None:
+    found = redaction(TOKEN=PLAIN, OTHER="other-value-1234")
+    written = core if core == PLAIN else "\n".join(textwrap.wrap(core, columns))
+    for cut in range(len(written) + 1):
+        before, behind = f"said {written[:cut]}{note}the rest", f"the rest{note}{written[cut:]} and so on"
+        for text in (before, behind, f"{before} {behind}"):
+            shown = await found.text(text)
+            packed = "".join(shown.split())
+            assert not [at for at in range(len(core) - 4) if core[at : at + 4] in packed], (cut, shown)
+            assert note.strip() in shown
+            assert "the rest" in shown
+
+
+async def test_a_log_that_begins_within_a_value_shows_no_part_of_it() -> None:
+    made = WorkspaceInstance(external_id="wsi_1", state="running", created_at=datetime.now(UTC))
+    rest = "z" * MAX_LOG_BYTES
+    for left in range(4, len(PLAIN)):
+        log = (PLAIN + rest)[len(PLAIN) - left :][:MAX_LOG_BYTES]
+        shown = (await redaction(TOKEN=PLAIN).instance(made.model_copy(update={"log": log}))).log
+        assert shown == f"[a part of the secret TOKEN]{rest[: MAX_LOG_BYTES - left]}"
+    printing = made.model_copy(update={"log": f"key: {PLAIN[:12]}"})
+    assert (await redaction(TOKEN=PLAIN).instance(printing)).log == "key: [a part of the secret TOKEN]"
+    short = made.model_copy(update={"log": f"{PLAIN[4:]} is a part\n"})
+    assert (await redaction(TOKEN=PLAIN).instance(short)).log == short.log
+
+
+async def test_a_part_of_a_value_at_an_end_is_found_where_that_may_be_cut() -> None:
+    found = redaction(TOKEN=PLAIN)
+    for cut in range(4, len(PLAIN) - 4):
+        assert await found.text(f"{PLAIN[cut:]} log", begins_late=True) == "[a part of the secret TOKEN] log"
+        assert await found.text(f"log {PLAIN[:cut]}", ends_early=True) == "log [a part of the secret TOKEN]"
+        whole = f"{PLAIN[cut:]} log {PLAIN[:cut]}"
+        assert await found.text(whole) == whole
 
 
 async def test_one_value_within_another_is_found_with_it() -> None:

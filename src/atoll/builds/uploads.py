@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO
 
 import anyio.to_thread
 
-from atoll.contract.errors import BuildFailed, InvalidRequest
+from atoll.contract.errors import BuildFailed, Conflict, InvalidRequest
 
 MAX_UPLOAD_BYTES = 1024**3
 MAX_OWNED_BYTES = 4 * 1024**3
@@ -30,6 +31,8 @@ MAX_UNPACKED_BYTES = 8 * 1024**3
 MAX_RATIO = 200
 """How many times larger than the upload the tar may be, above `_RATIO_FREE_BYTES`."""
 _RATIO_FREE_BYTES = 64 * 1024**2
+MAX_UNFINISHED = 16
+"""Uploads of one owner at the same time."""
 _UNFINISHED = "upload-"
 _ABANDONED_S = 24 * 3600.0
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -43,6 +46,7 @@ class UploadStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._unfinished: Counter[str] = Counter()
 
     def has(self, owner: str, name: str) -> bool:
         """Whether there is an archive of this name, which counts as used now.
@@ -60,10 +64,14 @@ class UploadStore:
 
         Raises:
             InvalidRequest: it is empty or too large, or the name is not one.
+            Conflict: too many are under way.
         """
         directory, digest, size = self._of(owner), hashlib.sha256(), 0
         before = self._find(owner, name)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._unfinished[owner] >= MAX_UNFINISHED:
+            raise Conflict(f"{MAX_UNFINISHED} uploads are under way; wait until one has ended")
+        self._unfinished[owner] += 1
         fresh = directory / f"{_UNFINISHED}{os.urandom(8).hex()}"
         try:
             with fresh.open("xb") as file:
@@ -77,6 +85,7 @@ class UploadStore:
                 raise InvalidRequest("the archive is empty; send a tar")
             os.replace(fresh, directory / f"{name}.{digest.hexdigest()}")
         finally:
+            self._unfinished[owner] -= 1
             fresh.unlink(missing_ok=True)
         if before is not None and before.name != f"{name}.{digest.hexdigest()}":
             before.unlink(missing_ok=True)

@@ -39,6 +39,7 @@ from atoll.contract.errors import (
     InvalidRequest,
     SandboxError,
     SandboxNotFound,
+    TooManyProcesses,
     Unenforceable,
     VolumeExists,
     VolumeNotFound,
@@ -335,8 +336,10 @@ class Workspace:
                 await self._start(bundle, sandbox)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
-                if sandbox is not None and isinstance(error, BundleFailed):
-                    await self._destroy_sandbox()  # its sources were edited; it is made anew next time
+                # Its sources were edited, or processes that tools have left take all that it may have.
+                if sandbox is not None and isinstance(error, BundleFailed | SandboxError | TooManyProcesses):
+                    with suppress(AtollError):
+                        await self._destroy_sandbox()  # it is made anew next time, and `/workspace` stays
                 await self._fail(error)
             raise
         self._used_at = anyio.current_time()

@@ -20,6 +20,8 @@ DEFAULT_NAMESPACE = "default"
 """The namespace of those who name none."""
 NAMESPACE_RULE = "1 to 32 characters: lower-case letters, digits and '-', beginning with a letter or a digit"
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+MAX_ENV_CHARS = 256 * 1024
+"""Of an environment. No command starts with a longer one, and it is kept with its sandbox."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -73,8 +75,13 @@ def check_env(env: dict[str, str]) -> dict[str, str]:
     """Return `env` if a process can have it.
 
     Raises:
-        InvalidRequest: a name is not one that shells accept, or a value holds a NUL.
+        InvalidRequest: a name is not one that shells accept, a value holds a NUL, or all of it is too long.
     """
+    if (chars := sum(map(len, env)) + sum(map(len, env.values()))) > MAX_ENV_CHARS:
+        raise InvalidRequest(
+            f"the environment has {chars} characters; its names and values together may have {MAX_ENV_CHARS}. Write "
+            "what is long to a file first"
+        )
     for key, value in env.items():
         if not _ENV_NAME.fullmatch(key):
             raise InvalidRequest(

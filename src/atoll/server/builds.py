@@ -59,6 +59,9 @@ BUILD_TIMEOUT_S = 2 * 3600.0
 MAX_LOG_LINES = 10_000
 MAX_LOG_CHARS = 1_000_000
 MAX_LINE_CHARS = 2000
+MAX_LOGS_CHARS = 8 * MAX_LOG_CHARS
+"""Of the logs of all builds of one tenant that have ended and are in memory. The oldest are dropped first."""
+_LINE_CHARS = 200
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INTERRUPTED = (
     "the build was interrupted: the server ended, or its tenant was deleted; the next begins with its results"
@@ -101,8 +104,19 @@ class TemplateBuild:
     made."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _fetched: set[str] = field(default_factory=set)
+    has_log: bool = True
+    """Whether `lines` has its log. Else, the disk has it."""
     _rest: str = ""
     _chars_left: int = MAX_LOG_CHARS
+
+    @property
+    def log_chars(self) -> int:
+        """What its log counts for: each line has its time, too."""
+        return sum(len(line.text) + _LINE_CHARS for line in self.lines)
+
+    def drop_log(self) -> None:
+        """Keep no line in memory."""
+        self.lines, self.has_log = [], False
 
     def info(self) -> Build:
         """As clients see it."""
@@ -232,7 +246,7 @@ class TemplateBuilds:
             BuildNotFound: the tenant has no such build, or it is forgotten.
         """
         found = self._builds[tenant].get(build_id) if tenant in self._builds else None
-        if found is not None:
+        if found is not None and found.has_log:
             return found
         record = await anyio.to_thread.run_sync(self._states.read, tenant, build_id)
         if record is None:
@@ -369,6 +383,16 @@ class TemplateBuilds:
             build.end("failed", "the build failed for a reason that is in the server's log")
         finally:
             self._keep(build)
+            self._drop_old_logs(build.tenant)
+
+    def _drop_old_logs(self, tenant: str) -> None:
+        """They are on the disk."""
+        left = MAX_LOGS_CHARS
+        for build in reversed(self._of(tenant)):
+            if build.ended_at is not None:
+                left -= build.log_chars
+                if left < 0:
+                    build.drop_log()
 
     def _keep(self, build: TemplateBuild) -> None:
         record = BuildRecord(build=build.info(), instance=self._instances.instance)

@@ -1,9 +1,10 @@
 """Values of secrets in what comes out of a workspace: found, and replaced by the secret's name.
 
 Owns in which forms a value is looked for: as it is, and as programs write it without meaning to hide it, such as in an
-`Authorization` header, a URL, JSON or a dump. A tool that means to hide one can: what it cuts, shifts or encrypts is
-not found. Not here: who may have a value at all (`configs.py`), and placeholders (`runtime/secrets/`). Used by
-`workspaces.py`, for results of tools before the model, the history, events and logs have them.
+`Authorization` header, a URL, JSON or a dump; and as a part of one, where Atoll itself has cut a text. A tool that
+means to hide one can: what it cuts, shifts or encrypts is not found. Not here: who may have a value at all
+(`configs.py`), and placeholders (`runtime/secrets/`). Used by `workspaces.py`, for results of tools before the model,
+the history, events and logs have them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 from anyio.lowlevel import checkpoint
 from pydantic import SecretStr
 
-from atoll.bundles.workspace import WorkspaceInstance
+from atoll.bundles.workspace import MAX_LOG_BYTES, WorkspaceInstance
 from atoll.tools.tool import ContentPart, ImagePart, MediaPart, TextPart, ToolResult
 
 SHORTEST_REDACTED = 6
@@ -29,7 +31,14 @@ _LONGEST_ENCODED = 4096
 """Characters of a secret that is looked for in encoded forms too."""
 _SHORTEST_LINE = 20
 """Characters of a line that is looked for by itself: keys have lines of 64."""
+_SHORTEST_PART = 4
+"""Characters of a part of a value that is looked for where a text was cut."""
+_CUTS = ("…", "left out", "cut here")
+"""What notes have that say where something is missing: those of commands, of code and of messages."""
+_MOST_CUTS = 64
+"""Of one kind in one text: each form is compared at each, which takes 2 µs."""
 _BREAK = r"(?:\s|\\[nrt])*"
+_LONGEST_CHARACTER = 4
 _AT_ONCE_CHARS = 256 * 1024
 """Other work of the server goes on after each search of so long a text: 8 MiB take 2 to 4 ms for one form."""
 
@@ -46,8 +55,8 @@ class SecretRedaction:
         # The longest first: one may be a part of another.
         self._forms = sorted(((form, *about) for form, about in forms.items()), key=lambda each: -len(each[0]))
 
-    async def text(self, text: str) -> str:
-        """The text, with `[the secret NAME]` for each value in it."""
+    async def text(self, text: str, *, begins_late: bool = False, ends_early: bool = False) -> str:
+        """The text, with `[the secret NAME]` for each value in it. It may be cut at its beginning or at its end."""
         unbroken = _unbroken(text)
         for form, name, has_breaks in self._forms:
             found = f"[the secret {name}]"
@@ -59,7 +68,60 @@ class SecretRedaction:
                 unbroken = _unbroken(text)
             if len(text) > _AT_ONCE_CHARS:
                 await checkpoint()
-        return text
+        ends = [0] * begins_late + [len(text)] * (ends_early and not text[-1:].isspace())
+        return await self._without_parts(text, ends) if self._forms else text
+
+    async def _without_parts(self, text: str, ends: Iterable[int]) -> str:
+        """The text without the parts of values that a cut has left before and behind it."""
+        cuts = [*_cuts_of(text), *((end, end) for end in ends)]
+        found = []
+        for begin, end in cuts:
+            found += [self._part_before(text, begin), self._part_after(text, end)]
+            await checkpoint()
+        reached, pieces = 0, list[str]()
+        for begin, end, name in sorted(span for span in found if span is not None):
+            if begin >= reached:
+                pieces += [text[reached:begin], f"[a part of the secret {name}]"]
+                reached = end
+        return "".join([*pieces, text[reached:]]) if pieces else text
+
+    def _part_before(self, text: str, at: int) -> tuple[int, int, str] | None:
+        """The longest beginning of a value that ends there: where it begins, its end, and whose it is."""
+        while at and text[at - 1].isspace():
+            at -= 1
+        longest: tuple[int, int, str] | None = None
+        for form, name, has_breaks in self._forms:
+            begin = at
+            if size := _beginning(text[max(0, at - len(form)) : at], form):
+                begin = at - size
+            elif has_breaks:
+                packed = "".join(text[max(0, at - 2 * len(form)) : at].split())
+                left = _beginning(packed[-len(form) :], form)
+                while left:
+                    begin -= 1
+                    left -= not text[begin].isspace()
+            if begin < (at if longest is None else longest[0]):
+                longest = begin, at, name
+        return longest
+
+    def _part_after(self, text: str, at: int) -> tuple[int, int, str] | None:
+        """The longest end of a value that begins there."""
+        while at < len(text) and (text[at].isspace() or text[at] == "\ufffd"):
+            at += 1
+        longest: tuple[int, int, str] | None = None
+        for form, name, has_breaks in self._forms:
+            end = at
+            if size := _ending(text[at : at + len(form)], form):
+                end = at + size
+            elif has_breaks:
+                packed = "".join(text[at : at + 2 * len(form)].split())
+                left = _ending(packed[: len(form)], form)
+                while left:
+                    left -= not text[end].isspace()
+                    end += 1
+            if end > (at if longest is None else longest[1]):
+                longest = at, end, name
+        return longest
 
     async def result(self, result: ToolResult) -> ToolResult:
         if not self._forms:
@@ -73,7 +135,9 @@ class SecretRedaction:
 
     async def instance(self, instance: WorkspaceInstance) -> WorkspaceInstance:
         message = None if instance.message is None else await self.text(instance.message)
-        return instance.model_copy(update={"log": await self.text(instance.log), "message": message})
+        is_full = len(instance.log.encode()) > MAX_LOG_BYTES - _LONGEST_CHARACTER
+        log = await self.text(instance.log, begins_late=is_full, ends_early=True)
+        return instance.model_copy(update={"log": log, "message": message})
 
     async def _part(self, part: ContentPart) -> ContentPart:
         if isinstance(part, ImagePart):
@@ -137,6 +201,41 @@ def _encoded(value: bytes) -> Iterator[str]:
             core = encode(b"\0" * before + value).decode()[first:end]
             yield core
             yield quote(core, safe="")
+
+
+def _cuts_of(text: str) -> Iterator[tuple[int, int]]:
+    """Where the notes begin and end that say that something is missing there."""
+    for words in _CUTS:
+        for at in islice(_places(text, words), _MOST_CUTS):
+            if words == "…":
+                yield at, at + len(words)
+                continue
+            begin, end = text.rfind("[", max(0, at - 100), at), text.find("]", at, at + 1000)
+            if begin >= 0 and end >= 0:
+                yield begin, end + 1
+
+
+def _places(text: str, words: str) -> Iterator[int]:
+    at = text.find(words)
+    while at >= 0:
+        yield at
+        at = text.find(words, at + len(words))
+
+
+def _beginning(text: str, form: str) -> int:
+    """How many characters at the end of a text are the beginning of a value."""
+    at = text.find(form[:_SHORTEST_PART])
+    while at >= 0 and not form.startswith(text[at:]):
+        at = text.find(form[:_SHORTEST_PART], at + 1)
+    return len(text) - at if at >= 0 else 0
+
+
+def _ending(text: str, form: str) -> int:
+    """How many characters at the beginning of a text are the end of a value."""
+    end = text.rfind(form[-_SHORTEST_PART:]) + _SHORTEST_PART
+    while end >= _SHORTEST_PART and not form.endswith(text[:end]):
+        end = text.rfind(form[-_SHORTEST_PART:], 0, end - 1) + _SHORTEST_PART
+    return max(0, end) if end >= _SHORTEST_PART else 0
 
 
 def _unbroken(text: str) -> str:

@@ -45,6 +45,7 @@ EXPECTED = (
     'such as {"kind": "text", "content": "..."} and {"kind": "image-url", "url": "data:image/png;base64,..."}'
 )
 MAX_MESSAGE_CHARS = 8000
+MAX_PARTS = 64
 MAX_SOURCES = 5000
 PR_SET_CHILD_SUBREAPER = 36
 CO_VARARGS, CO_VARKEYWORDS, CO_ITERABLE_COROUTINE = 0x4, 0x8, 0x100
@@ -67,7 +68,11 @@ def lines_of(buffer):
 
 
 def encoded(message):
-    return to_json(message).encode("ascii") + b"\n"
+    """A line. Half of a surrogate pair, as in names of files that are not UTF-8, is "?": it has no form in JSON."""
+    text = to_json(message)
+    if "\\ud" in text:
+        text = to_readable_json(message)
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def codec():
@@ -243,6 +248,8 @@ def shaped(value):
     if isinstance(content, str):
         return {"ok": value["ok"], "text": content}
     if isinstance(content, list) and content and all(is_part(each) for each in content):
+        if len(content) > MAX_PARTS:
+            raise WrongShape("the tool returned {} parts; it may return {}".format(len(content), MAX_PARTS))
         return {"ok": value["ok"], "parts": [part(each) for each in content]}
     try:
         return {"ok": value["ok"], "text": to_readable_json(content)}

@@ -309,8 +309,15 @@ class DoorProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._overrun:
             self._head_done = True
-            self.scope["extensions"] = {DISCONNECT: {"now": self.transport.abort}}
+            self.scope["extensions"] = {DISCONNECT: {"now": self.transport.abort, "is_lost": self._is_lost}}
             super().on_headers_complete()
+
+    def _is_lost(self) -> bool:
+        """Whether the client has left. That is seen by reading, which pauses after a large body; nothing is read ahead
+        of what waits already."""
+        if not self.cycle.body:
+            self.flow.resume_reading()
+        return self.transport.is_closing()
 
     def on_body(self, body: bytes) -> None:
         if not self._overrun:

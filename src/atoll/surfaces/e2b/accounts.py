@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple, TypeVar
 
 from atoll.contract.errors import FileError, PermissionDenied, UserNotFound
@@ -20,6 +20,7 @@ from atoll.runtime.sandbox import Sandbox
 
 ROOT = "root"
 _MAX_BYTES = 256 * 1024
+_MAX_LINES = 4096
 _KEPT_S = 5.0
 _MAX_KEPT = 1024
 _ID = re.compile(r"[0-9]{1,10}")
@@ -55,6 +56,10 @@ class SandboxAccounts:
         self._kept[sandbox.id] = time.monotonic(), found
         return found
 
+    def forget_gone(self, sandboxes: Collection[str]) -> None:
+        """Forget what is kept of all other sandboxes."""
+        self._kept = {id: kept for id, kept in self._kept.items() if id in sandboxes}
+
     async def resolve(self, sandbox: Sandbox, path: str, user: str | None) -> str:
         """The absolute path that a client means: `~` is the user's home, and what is relative begins there.
 
@@ -89,7 +94,7 @@ async def _lines(sandbox: Sandbox, path: str) -> list[list[str]]:
         data = await sandbox.files.read_bytes(path, limit=_MAX_BYTES, user=ROOT)
     except FileError:
         return []
-    return [line.split(":") for line in data.decode("utf-8", "replace").splitlines()]
+    return [line.split(":", 7) for line in data.decode("utf-8", "replace").splitlines()[:_MAX_LINES]]
 
 
 def _by_id(lines: list[list[str]]) -> dict[int, str]:

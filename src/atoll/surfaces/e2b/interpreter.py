@@ -14,7 +14,7 @@ import asyncio
 import codecs
 import json
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -47,7 +47,6 @@ KERNELS: Mapping[str, LanguageName] = {
     "bash": "bash",
 }
 """Which kernel runs a language."""
-_MANY_SANDBOXES = 256
 _FROM_THE_START = ("python", "javascript")
 _SHORT = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash"}
 _OUTPUT_KEPT_BYTES = 4096
@@ -166,12 +165,13 @@ class CodeInterpreter:
             body = await read_body(request, ContextRequest)
             return JSONResponse((await self._create(sandbox, body)).shown(), 201)
         parts = path.split("/")
-        if parts[1] == "contexts" and len(parts) == 3 and method == "DELETE":
-            context = self._find(await self._of(sandbox), parts[2])
+        if parts[:2] == ["", "contexts"] and len(parts) == 3 and method == "DELETE":
+            contexts = await self._of(sandbox)
+            context = self._find(contexts, parts[2])
+            del contexts[context.id]
             await context.restart()
-            del self._contexts[sandbox.id][context.id]
             return Response(status_code=204)
-        if parts[1] == "contexts" and len(parts) == 4 and parts[3] == "restart" and method == "POST":
+        if parts[:2] == ["", "contexts"] and len(parts) == 4 and parts[3] == "restart" and method == "POST":
             await self._find(await self._of(sandbox), parts[2]).restart()
             return Response(status_code=204)
         raise HTTPException(404, f"{method} {path[:256]} is not a path of the code interpreter")
@@ -182,7 +182,6 @@ class CodeInterpreter:
         """The contexts of a sandbox. Those of Python and JavaScript are there from the start."""
         found = self._contexts.get(sandbox.id)
         if found is None:
-            await self._forget_destroyed()
             home = await self._accounts.resolve(sandbox, "~", None)
             found = self._contexts.setdefault(sandbox.id, {})
             for language in _FROM_THE_START:
@@ -190,15 +189,12 @@ class CodeInterpreter:
                 found.setdefault(id, InterpreterContext(sandbox, id, language, home))
         return found
 
-    async def _forget_destroyed(self) -> None:
-        """When there are many, those of sandboxes that are gone are dropped."""
-        if len(self._contexts) < _MANY_SANDBOXES:
-            return
-        for id, contexts in [*self._contexts.items()]:
-            try:
-                await next(iter(contexts.values())).sandbox.status()
-            except (SandboxDied, StopIteration):
-                self._contexts.pop(id, None)
+    async def forget_gone(self, sandboxes: Collection[str]) -> None:
+        """Forget the contexts of all other sandboxes."""
+        for id in [id for id in self._contexts if id not in sandboxes]:
+            for context in self._contexts.pop(id).values():
+                with suppress(AtollError):
+                    await context.restart()
 
     async def _create(self, sandbox: Sandbox, body: ContextRequest) -> InterpreterContext:
         language = _language(body.language)

@@ -11,9 +11,11 @@ ports of E2B's own planes (`routing.py`).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +59,9 @@ class SandboxTarget:
 
 
 Reach = Callable[[SandboxTarget], Awaitable[tuple[Tenant, Sandbox]]]
+IsEnded = Callable[[SandboxTarget], Awaitable[bool]]
+"""Whether what is under way for a sandbox has to end."""
+_WATCH_S = 1.0
 
 
 def host_target(host: bytes) -> SandboxTarget | None:
@@ -74,8 +79,9 @@ def proxy_answer(target: SandboxTarget, message: str) -> dict[str, Any]:
 class SandboxPorts:
     """The ports of all sandboxes."""
 
-    def __init__(self, reach: Reach, tokens: SandboxTokens) -> None:
+    def __init__(self, reach: Reach, is_ended: IsEnded, tokens: SandboxTokens) -> None:
         self._reach = reach
+        self._is_ended = is_ended
         self._tokens = tokens
 
     def route(self, request: h11.Request, target: SandboxTarget, peer: str, added: Headers) -> PortUpstream:
@@ -92,7 +98,9 @@ class SandboxPorts:
         ]
         headers += [(b"X-Forwarded-For", peer.encode()), (b"X-Forwarded-Host", host), (b"Via", b"1.1 atoll")]
         html = b"text/html" in header(request.headers, b"accept")
-        return PortUpstream(self._reach, target, has_token, request.target, headers, html, added, has_given=bool(given))
+        return PortUpstream(
+            self._reach, self._is_ended, target, has_token, request.target, headers, html, added, has_given=bool(given)
+        )
 
 
 @dataclass
@@ -100,6 +108,7 @@ class PortUpstream:
     """A request for a port: the proxy's `Upstream`."""
 
     reach: Reach
+    is_ended: IsEnded
     wanted: SandboxTarget
     has_token: bool
     target: bytes
@@ -110,8 +119,9 @@ class PortUpstream:
 
     @property
     def server(self) -> object:
-        """A request without the token is not sent on a connection that was made for one with it."""
-        return self.wanted, self.has_token
+        """A request without the token is not sent on a connection that was made for one with it, and none on an old
+        one: whether the sandbox may be reached is found out when a connection is made."""
+        return self.wanted, self.has_token, int(time.monotonic() / _WATCH_S)
 
     async def dial(self) -> UpstreamStream:
         _, sandbox = await self.reach(self.wanted)
@@ -137,7 +147,19 @@ class PortUpstream:
     @contextmanager
     def track(self) -> Iterator[anyio.CancelScope]:
         with anyio.CancelScope() as scope:
-            yield scope
+            watching = asyncio.create_task(self._watch(scope))
+            try:
+                yield scope
+            finally:
+                watching.cancel()
+
+    async def _watch(self, exchange: anyio.CancelScope) -> None:
+        """End an exchange, such as a WebSocket, when its tenant is disabled."""
+        is_ended = False
+        while not is_ended:
+            await anyio.sleep(_WATCH_S)
+            is_ended = await self.is_ended(self.wanted)
+        exchange.cancel()
 
     def rewrite_response(self, headers: Headers) -> Headers:
         kept = [(name, cookie_of_host(value) if name.lower() == b"set-cookie" else value) for name, value in headers]

@@ -16,7 +16,7 @@ import binascii
 import math
 import signal as signals
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +33,10 @@ from atoll.surfaces.e2b.control import E2bBody
 from atoll.surfaces.e2b.record import own_variables
 
 SERVICE = "/process.Process"
-MAX_KNOWN = 10_000
-"""Commands whose arguments are remembered, of all sandboxes."""
+MAX_KNOWN = 1024
+"""Commands of one sandbox that are remembered. The oldest are forgotten first, with their time-outs."""
+MAX_CONFIG_CHARS = 8 * 1024
+"""Of a command's arguments and environment, each with 16 more, if they are to be remembered: there may be 256 KiB."""
 _NEW_ONLY = 2**53
 _KEEPALIVE: RpcMessage = {"event": {"keepalive": {}}}
 _SIGNALS = {"SIGNAL_SIGTERM": signals.SIGTERM, "SIGNAL_SIGKILL": signals.SIGKILL}
@@ -125,7 +127,8 @@ class StreamInputRequest(E2bBody):
 class _KnownCommand:
     """What is remembered of a command."""
 
-    config: ProcessConfig
+    config: ProcessConfig | None
+    """Unset: it is too long to be remembered."""
     tag: str | None
     is_terminal: bool
     takes_input: bool
@@ -133,12 +136,18 @@ class _KnownCommand:
     timer: asyncio.TimerHandle | None = None
     writing: anyio.Lock = field(default_factory=anyio.Lock)
 
+    def forget(self) -> None:
+        """From now on it has no time-out."""
+        if self.timer is not None:
+            self.timer.cancel()
+
 
 class ProcessService:
     """The service, for all sandboxes."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], _KnownCommand] = OrderedDict()
+        self._known: dict[str, OrderedDict[int, _KnownCommand]] = {}
+        """By the id of the sandbox, then by that of the command."""
         self._kills: set[asyncio.Task[None]] = set()
 
     def methods(self) -> RpcMethods:
@@ -156,9 +165,17 @@ class ProcessService:
 
     def aclose(self) -> None:
         """Commands go on. Those with a time-out that is not over have none from now on."""
-        for known in self._known.values():
-            if known.timer is not None:
-                known.timer.cancel()
+        self.forget_gone(())
+
+    def forget_gone(self, sandboxes: Collection[str]) -> None:
+        """Forget the commands of all other sandboxes."""
+        for id in [id for id in self._known if id not in sandboxes]:
+            for known in self._known.pop(id).values():
+                known.forget()
+
+    def _recall(self, sandbox: Sandbox, id: int) -> _KnownCommand | None:
+        of_sandbox = self._known.get(sandbox.id)
+        return None if of_sandbox is None else of_sandbox.get(id)
 
     # ---------------------------------------------------------------------------------------------------- start
 
@@ -180,7 +197,9 @@ class ProcessService:
             )
         except (PathNotFound, PathNotDirectory):
             raise RpcError("invalid_argument", f"cwd '{config.cwd}' does not exist or is not a directory") from None
-        known = _KnownCommand(config, wanted.tag, size is not None, takes_input)
+        chars = sum(map(len, (config.cmd, config.cwd or "", *config.args, *config.envs, *config.envs.values())))
+        kept = config if chars + 16 * (len(config.args) + len(config.envs)) <= MAX_CONFIG_CHARS else None
+        known = _KnownCommand(kept, wanted.tag, size is not None, takes_input)
         self._remember(sandbox, process.id, known, call.timeout_s)
         if takes_input:
             # Its input belongs to the request that sends some next, for as long as that takes.
@@ -190,9 +209,10 @@ class ProcessService:
             yield event
 
     def _remember(self, sandbox: Sandbox, id: int, known: _KnownCommand, timeout_s: float | None) -> None:
-        self._known[sandbox.id, id] = known
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        of_sandbox = self._known.setdefault(sandbox.id, OrderedDict())
+        of_sandbox[id] = known
+        while len(of_sandbox) > MAX_KNOWN:
+            of_sandbox.popitem(last=False)[1].forget()
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
             known.timer = loop.call_later(timeout_s, self._expire, sandbox, id, known)
@@ -231,8 +251,8 @@ class ProcessService:
                     stream = "pty" if is_terminal else event.stream
                     yield {"event": {"data": {stream: base64.b64encode(event.data).decode()}}}
                 elif isinstance(event, Exited):
-                    if known is not None and known.timer is not None:
-                        known.timer.cancel()
+                    if known is not None:
+                        known.forget()
                     if is_own and known is not None and known.timed_out:
                         raise RpcError("deadline_exceeded", "context deadline exceeded")
                     yield {"event": {"end": _end(event)}}
@@ -245,7 +265,7 @@ class ProcessService:
     async def _connect(self, call: RpcCall, body: bytes) -> AsyncGenerator[RpcMessage, None]:
         wanted = parse(SelectedRequest, body).process
         info = await self._find(call.sandbox, wanted)
-        known = self._known.get((call.sandbox.id, info.id))
+        known = self._recall(call.sandbox, info.id)
         process = await call.sandbox.attach(
             info.id, stdout_offset=info.stdout_total, stderr_offset=info.stderr_total, lossless=False
         )
@@ -269,7 +289,7 @@ class ProcessService:
         return max(found, key=lambda each: each.id)
 
     def _tag(self, sandbox: Sandbox, id: int) -> str | None:
-        known = self._known.get((sandbox.id, id))
+        known = self._recall(sandbox, id)
         return known.tag if known is not None else None
 
     # ---------------------------------------------------------------------------------------------------- unary
@@ -279,8 +299,8 @@ class ProcessService:
         for each in await call.sandbox.processes():
             if each.exit_code is not None:
                 continue
-            known = self._known.get((call.sandbox.id, each.id))
-            config = known.config if known is not None else ProcessConfig(cmd=each.command)
+            known = self._recall(call.sandbox, each.id)
+            config = (known.config if known is not None else None) or ProcessConfig(cmd=each.command)
             entry: RpcMessage = {"pid": each.pid, "config": config.model_dump(exclude_none=True)}
             if known is not None and known.tag is not None:
                 entry["tag"] = known.tag
@@ -335,7 +355,7 @@ class ProcessService:
 
     async def _write(self, sandbox: Sandbox, id: int, data: bytes | None) -> None:
         """Write to the input of a command, or, with None, close it. One request at a time."""
-        known = self._known.get((sandbox.id, id))
+        known = self._recall(sandbox, id)
         if known is not None and not known.takes_input:
             raise RpcError("failed_precondition", "stdin not enabled or closed")
         writing = known.writing if known is not None else anyio.Lock()

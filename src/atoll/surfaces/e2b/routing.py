@@ -8,9 +8,10 @@ answers of E2B's proxy are word for word where SDKs compare words. Not here: wha
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio.to_thread
 from fastapi.exceptions import RequestValidationError
@@ -22,12 +23,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atoll.contract.errors import AtollError, Forbidden, SandboxDied, SandboxNotFound, UserNotFound
+from atoll.contract.errors import (
+    AtollError,
+    DatabaseUnavailable,
+    Forbidden,
+    SandboxDied,
+    SandboxNotFound,
+    TenantNotFound,
+    UserNotFound,
+)
 from atoll.runtime.sandbox import Sandbox
 from atoll.server.audit import AuditEvent
 from atoll.server.previews import PreviewAddress
 from atoll.server.server import Server
 from atoll.server.tenants import Tenant
+from atoll.surfaces.door.connection import DISCONNECT
 from atoll.surfaces.e2b.accounts import SandboxAccounts
 from atoll.surfaces.e2b.connect import RpcError
 from atoll.surfaces.e2b.control import error_response, not_supported, route
@@ -59,6 +69,9 @@ ID_HEADER = "e2b-sandbox-id"
 PORT_HEADER = "e2b-sandbox-port"
 FILES_PATH = "/files"
 COMPOSE_PATH = "/files/compose"
+_WATCH_S = 1.0
+_WATCH_AFTER_S = 0.1
+_FORGET_S = 60.0
 _RECORDED = {
     ("POST", "/process.Process/Start"): "e2b_process_start",
     ("POST", "/process.Process/SendInput"): "e2b_process_input",
@@ -83,7 +96,7 @@ class E2bSurface:
         self._inner = inner
         self._tokens = SandboxTokens.load(server.directory)
         self._sandboxes = SandboxRoutes(self._tokens)
-        accounts = SandboxAccounts()
+        self._accounts = accounts = SandboxAccounts()
         self._processes = ProcessService()
         self._filesystem = FilesystemService(accounts)
         self._watches = WatchService(accounts, self._filesystem)
@@ -97,7 +110,7 @@ class E2bSurface:
     @property
     def ports(self) -> SandboxPorts:
         """The ports of all sandboxes, for what serves host names."""
-        return SandboxPorts(self._reach, self._tokens)
+        return SandboxPorts(self._reach, self._is_ended, self._tokens)
 
     def listens_at(self, address: PreviewAddress) -> None:
         """The server listens: answers name this domain from now on."""
@@ -106,9 +119,11 @@ class E2bSurface:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """While this is entered, sandboxes' own planes are served."""
+        forgetting = asyncio.create_task(self._forget_gone(), name="atoll e2b")
         try:
             yield
         finally:
+            forgetting.cancel()
             self._processes.aclose()
             self._watches.aclose()
             await self._interpreter.aclose()
@@ -151,6 +166,18 @@ class E2bSurface:
             self._server.quotas.check_rate(tenant)
             await self._wake(tenant, sandbox)
             await self._record(request, tenant, sandbox)
+            async with self._while_allowed(tenant, scope, receive):
+                await self._serve_allowed(request, target, sandbox, send)
+            return
+        except (SandboxNotFound, SandboxDied):
+            response = _proxied(target, NOT_FOUND)
+        except (AtollError, RpcError, HTTPException) as error:
+            response = _envd_answer(error, request)
+        await response(scope, receive, send)
+
+    async def _serve_allowed(self, request: Request, target: SandboxTarget, sandbox: Sandbox, send: Send) -> None:
+        scope, receive = request.scope, request.receive
+        try:
             if target.port == INTERPRETER_PORT:
                 response = await self._interpreter.answer(request, sandbox)
             elif scope["path"] in self._rpc and scope["method"] == "POST":
@@ -163,6 +190,65 @@ class E2bSurface:
         except (AtollError, RpcError, HTTPException, RequestValidationError) as error:
             response = _envd_answer(error, request)
         await response(scope, receive, send)
+
+    @asynccontextmanager
+    async def _while_allowed(self, tenant: Tenant, scope: Scope, receive: Receive) -> AsyncIterator[None]:
+        """The block is cancelled within two seconds when its client has left, and also when its tenant is disabled: its
+        connection is then cut off. What no client waits for would be held for as long as the sandbox likes."""
+        connection = scope["extensions"][DISCONNECT]
+        watching: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as cancelling:
+
+            async def watch() -> None:
+                has_to_end = False
+                while not has_to_end:
+                    await anyio.sleep(_WATCH_S)
+                    has_to_end = connection["is_lost"]() or await self._is_disabled(tenant.name)
+                connection["now"]()
+                cancelling.cancel()
+
+            timer = loop.call_later(_WATCH_AFTER_S, lambda: watching.append(loop.create_task(watch())))
+            try:
+                yield
+            finally:
+                timer.cancel()
+                for task in watching:
+                    task.cancel()
+        while cancelling.cancelled_caught and (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def _is_ended(self, target: SandboxTarget) -> bool:
+        try:
+            await self._server.find_sandbox(sandbox_id(target.public_id) or "")
+        except Forbidden:
+            return True
+        except AtollError:  # what becomes of a connection to a sandbox that has ended, it says itself
+            pass
+        return False
+
+    async def _is_disabled(self, tenant: str) -> bool:
+        try:
+            return (await self._server.tenants.get(tenant)).disabled
+        except TenantNotFound:
+            return True
+        except DatabaseUnavailable:  # it is asked again; what is under way need not end for it
+            return False
+
+    async def _forget_gone(self) -> None:
+        """Forget what is kept of sandboxes that are gone, until this is cancelled."""
+        while True:
+            await anyio.sleep(_FORGET_S)
+            with suppress(OSError):
+                await self.forget_gone()
+
+    async def forget_gone(self) -> None:
+        """Forget what is kept of sandboxes that are gone."""
+        ids = frozenset(await anyio.to_thread.run_sync(self._server.sandbox_ids))
+        self._accounts.forget_gone(ids)
+        self._processes.forget_gone(ids)
+        self._watches.forget_gone(ids)
+        await self._interpreter.forget_gone(ids)
 
     async def _find(self, target: SandboxTarget) -> tuple[Tenant, Sandbox]:
         """The sandbox that a request is for, as it is now.

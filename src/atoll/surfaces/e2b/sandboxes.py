@@ -58,6 +58,7 @@ TEMPLATES = ("base", "code-interpreter-v1")
 DEFAULT_TAG = f":{TAG}"
 PAUSED = frozenset({"paused", "sleeping", "shutdown"})
 _MAX_PAGE = 100
+_MAX_FILTERS = 64
 _OF_PORTS = frozenset({"allowPublicTraffic", "maskRequestHost", "httpsPorts"})
 """Parts of a network that an update does not change: how ports are reached."""
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
@@ -436,9 +437,10 @@ class SandboxRoutes:
         record = before.model_copy(
             update={"network": {**kept, **asked.shown()}, "internet": asked.allow_internet_access}
         )
+        labels = record.labels(sandbox.info.labels)  # or it is refused, before anything has changed
         await caller.engine.set_request_headers(sandbox.name, headers)
         await caller.engine.set_network(sandbox.name, policy)
-        info = await caller.engine.update(sandbox.name, labels=record.labels(sandbox.info.labels))
+        info = await caller.engine.update(sandbox.name, labels=labels)
         await caller.server.events.record(caller.tenant.name, "updated", info, what="network")
         return Response(status_code=204)
 
@@ -536,19 +538,20 @@ def split_name(wanted: str) -> tuple[str, str | None]:
 
 async def pause(caller: Caller, sandbox: Sandbox, *, keeps_memory: bool) -> None:
     """Pause a sandbox: on disk if the runtime saves processes or none are to be kept, else frozen in memory. It has no
-    lifetime while it is paused."""
+    lifetime while it is paused, or the longest that the tenant's policy allows: other surfaces resume it as it is."""
     record = E2bRecord.of(sandbox.info).model_copy(update={"keeps_memory": keeps_memory})
     labels = record.labels(sandbox.info.labels)
+    ttl_s = check_ttl(caller.tenant.policy, None) or math.inf
     saves = caller.engine.runtimes()[sandbox.info.runtime].memory_checkpoint
     if keeps_memory and not saves:
-        await caller.engine.update(sandbox.name, labels=labels, ttl_s=math.inf)
+        await caller.engine.update(sandbox.name, labels=labels, ttl_s=ttl_s)
         try:
             await caller.engine.pause(sandbox.name)
             return
         except Unenforceable:
             pass
     await caller.engine.sleep(sandbox.name)
-    await caller.engine.update(sandbox.name, labels=labels, ttl_s=math.inf)
+    await caller.engine.update(sandbox.name, labels=labels, ttl_s=ttl_s)
 
 
 async def resume(server: Server, tenant: Tenant, sandbox: Sandbox, timeout_s: int) -> None:
@@ -639,7 +642,7 @@ def page(
     Raises:
         InvalidRequest: the limit is not one, or the token is none of ours.
     """
-    if limit is not None and not (limit.isdecimal() and 1 <= int(limit) <= most):
+    if limit is not None and not (limit.isdecimal() and len(limit) <= 9 and 1 <= int(limit) <= most):
         raise InvalidRequest(f"limit: {limit[:64]!r} is not one; allowed are 1 to {most}")
     size = int(limit) if limit is not None else most
     keys = [key(each) for each in items]
@@ -656,7 +659,10 @@ def _by_start(infos: Iterable[SandboxInfo], *, newest_first: bool) -> list[Sandb
 
 def _metadata(query: str | None) -> dict[str, str]:
     """Metadata to filter by: a query string whose names and values are quoted once more."""
-    pairs = parse_qsl(query or "", keep_blank_values=True, max_num_fields=64)
+    try:
+        pairs = parse_qsl(query or "", keep_blank_values=True, max_num_fields=_MAX_FILTERS)
+    except ValueError:
+        raise InvalidRequest(f"metadata has more than {_MAX_FILTERS} values to filter by") from None
     return {unquote(name): unquote(value) for name, value in pairs}
 
 

@@ -19,7 +19,7 @@ from atoll.builds.layers import is_layer
 from atoll.contract.errors import AtollError, CheckpointNotFound, Forbidden, InvalidRequest
 from atoll.contract.model import MAX_TTL_S, Checkpoint
 from atoll.contract.names import is_name
-from atoll.server.policy import check_create
+from atoll.server.policy import check_create, check_ttl
 from atoll.surfaces.e2b.control import E2bBody, error_body, not_supported, read_body, route
 from atoll.surfaces.e2b.sandboxes import (
     DEFAULT_TAG,
@@ -36,6 +36,7 @@ from atoll.surfaces.rest.caller import Caller
 from atoll.surfaces.rest.sandboxes import describe, find_checkpoint, reserved
 
 MAX_FORKS = 64
+DEFAULT_FORK_S = 15
 
 
 class SnapshotBody(E2bBody):
@@ -122,6 +123,7 @@ class SnapshotRoutes:
         source = await find(caller, request.path_params["sandbox"])
         count = body.count or 1
         info = source.info
+        check_ttl(caller.tenant.policy, body.timeout or DEFAULT_FORK_S)
         try:
             limits = check_create(
                 caller.tenant.policy,
@@ -139,7 +141,7 @@ class SnapshotRoutes:
             return JSONResponse([{"error": said}] * count, 201)
         shown: list[dict[str, Any]] = []
         for fork in forks:
-            await set_timeout(caller.tenant, fork, body.timeout or 15)
+            await set_timeout(caller.tenant, fork, body.timeout or DEFAULT_FORK_S)
             made = await describe_all(fork)
             await caller.server.events.saw(caller.tenant.name, made)
             shown.append({"sandbox": self._sandboxes.shown(made)})

@@ -39,6 +39,7 @@ MAX_PARTS = 1000
 """Files in one request."""
 MAX_HEADERS_BYTES = 16 * 1024
 """Of one part."""
+MAX_BOUNDARY_BYTES = 256
 _HEAD_BYTES = _INFLATED_BYTES = 1024 * 1024
 _SIZED_BYTES = 1024 * 1024
 """Larger files are sent with their length, which spares both sides the framing of chunks."""
@@ -340,12 +341,14 @@ async def _decoded(request: Request) -> AsyncIterator[bytes]:
                 yield chunk
             continue
         try:
-            while chunk:
+            while chunk and not unpacking.eof:
                 if piece := unpacking.decompress(chunk, _INFLATED_BYTES):
                     yield piece
                 chunk = unpacking.unconsumed_tail
         except zlib.error as error:
             raise HTTPException(400, f"the body is not gzip: {error}") from None
+        if chunk or unpacking.unused_data:  # it would keep all that follows
+            raise HTTPException(400, "the body is not gzip: something follows its end")
     if unpacking is not None and not unpacking.eof:
         raise HTTPException(400, "the body is not gzip: it is cut off")
 
@@ -360,6 +363,8 @@ class _Parts:
         self._name, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._ended = False
+        if len(boundary) > MAX_BOUNDARY_BYTES:
+            raise HTTPException(400, f"the boundary of the form has more than {MAX_BOUNDARY_BYTES} bytes")
         self._parser = MultipartParser(
             boundary,
             {

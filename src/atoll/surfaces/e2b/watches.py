@@ -8,10 +8,11 @@ protocol (`connect.py`).
 from __future__ import annotations
 
 import asyncio
+import json
 import posixpath
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 
 import anyio
@@ -28,6 +29,8 @@ MAX_WATCHERS = 64
 """Of one sandbox."""
 MAX_EVENTS = 10_000
 """Of one watcher: of more, the oldest are dropped."""
+MAX_WAITING_BYTES = 1024 * 1024
+"""Of one watcher's events, as JSON: a name alone may have 4 KiB. Of more, the oldest are dropped."""
 _SETTLE_S = 0.03
 _SETTLE_AT_MOST_S = 0.3
 _CHANGES = {
@@ -55,17 +58,36 @@ class _Watcher:
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
-        self.events: deque[RpcMessage] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self.task: asyncio.Task[None] | None = None
         self.failure: AtollError | RpcError | None = None
         self.came = anyio.Event()
 
     def add(self, event: RpcMessage) -> None:
         """One write may be several changes, of which the client needs to be told once."""
-        is_repetition = event["type"] == _CHANGES["modified"] and self.events and self.events[-1] == event
+        data = json.dumps(event, separators=(",", ":")).encode()
+        is_repetition = event["type"] == _CHANGES["modified"] and self.events and self.events[-1] == data
         if not is_repetition:
-            self.events.append(event)
+            self.events.append(data)
+            self._waiting_bytes += len(data)
+        while len(self.events) > MAX_EVENTS or self._waiting_bytes > MAX_WAITING_BYTES:
+            self._take()
         self.came.set()
+
+    def _take(self) -> bytes:
+        data = self.events.popleft()
+        self._waiting_bytes -= len(data)
+        return data
+
+    def take_all(self) -> list[RpcMessage]:
+        """The events that wait, which no longer do."""
+        return [json.loads(self._take()) for _ in range(len(self.events))]
+
+    def end(self) -> None:
+        """Stop collecting."""
+        if self.task is not None:
+            self.task.cancel()
 
     async def settle(self) -> None:
         """Wait until nothing came for a moment: clients ask for what they have just done, and expect it."""
@@ -98,10 +120,12 @@ class WatchService:
         )
 
     def aclose(self) -> None:
-        for watcher in self._watchers.values():
-            if watcher.task is not None:
-                watcher.task.cancel()
-        self._watchers.clear()
+        self.forget_gone(())
+
+    def forget_gone(self, sandboxes: Collection[str]) -> None:
+        """Forget the watchers of all other sandboxes."""
+        for id in [id for id, watcher in self._watchers.items() if watcher.sandbox_id not in sandboxes]:
+            self._watchers.pop(id).end()
 
     async def _watch_dir(self, call: RpcCall, body: bytes) -> AsyncGenerator[RpcMessage, None]:
         wanted = parse(WatchRequest, body)
@@ -124,13 +148,14 @@ class WatchService:
         self._watchers = {id: each for id, each in self._watchers.items() if each.failure is None or each.events}
         if sum(each.sandbox_id == call.sandbox.id for each in self._watchers.values()) >= MAX_WATCHERS:
             raise RpcError("resource_exhausted", f"the sandbox has {MAX_WATCHERS} watchers; remove one first")
-        watcher = _Watcher(call.sandbox.id)
+        id, watcher = secrets.token_hex(12), _Watcher(call.sandbox.id)
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def collect() -> None:
             try:
                 async with call.sandbox.files.watch(path, recursive=wanted.recursive, user=call.user) as changes:
-                    began.set_result(None)
+                    if not began.done():
+                        began.set_result(None)
                     async for change in changes:
                         if (event := await self._event(call, path, change, wanted)) is not None:
                             watcher.add(event)
@@ -140,25 +165,25 @@ class WatchService:
                     began.set_exception(error)
 
         watcher.task = asyncio.get_running_loop().create_task(collect())
-        await began
-        id = secrets.token_hex(12)
-        self._watchers[id] = watcher
+        self._watchers[id] = watcher  # it counts from now on
+        try:
+            await began
+        except BaseException:
+            self._watchers.pop(id, watcher).end()
+            raise
         return {"watcherId": id}
 
     async def _watcher_events(self, call: RpcCall, body: bytes) -> RpcMessage:
         watcher = self._watcher(call, parse(WatcherRequest, body).watcher_id)
         await watcher.settle()
-        events = [*watcher.events]
-        watcher.events.clear()
+        events = watcher.take_all()
         if watcher.failure is not None and not events:
             raise watcher.failure
         return {"events": events}
 
     async def _remove_watcher(self, call: RpcCall, body: bytes) -> RpcMessage:
         id = parse(WatcherRequest, body).watcher_id
-        watcher = self._watcher(call, id)
-        if watcher.task is not None:
-            watcher.task.cancel()
+        self._watcher(call, id).end()
         del self._watchers[id]
         return {}
 
