@@ -691,9 +691,10 @@ class Kernel:
         try:
             return compile(code, name, "exec", _ONLY_AST | _AWAIT, True), code
         except IndentationError as error:
-            if error.msg != "unexpected indent" or not code.strip() or _without_indent(code) == code:
+            changed = self.rich.without_indent(code) if error.msg == "unexpected indent" else code
+            if changed == code:
                 raise
-            return self._parse(_without_indent(code), name)
+            return self._parse(changed, name)
         except SyntaxError as error:
             changed = self.rich.without_magics(code, error) if any(mark in code for mark in "%!?") else None
             if changed is None:
@@ -890,14 +891,6 @@ class Kernel:
         except Exception:
             pass
         self.channel.send({"t": "completions", "word": word, "found": found})
-
-
-def _without_indent(code):
-    """The code without the indent of its first line, as IPython takes it: code is often pasted from within a function,
-    or written in one as a text of several lines."""
-    first = next(line for line in code.splitlines() if line.strip())
-    indent = first[: len(first) - len(first.lstrip())]
-    return "".join(line.removeprefix(indent) for line in code.splitlines(True))
 
 
 def _cut(text, most=_MAX_REPR_CHARS):

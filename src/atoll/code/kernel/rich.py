@@ -443,6 +443,14 @@ def _as_subprocess(found):
     return f"{indent}__import__('subprocess').run({command!r}, shell=True) and None"
 
 
+def without_indent(code):
+    """The code without the indent of its first line, as IPython takes it: code is often pasted from within a function,
+    or written in one as a text of several lines."""
+    first = next((line for line in code.splitlines() if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    return "".join(line.removeprefix(indent) for line in code.splitlines(True))
+
+
 def without_magics(code, error):
     """The code with IPython's magics as calls. None: it has none, and `error` is what is wrong with it.
 
