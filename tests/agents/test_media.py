@@ -234,6 +234,11 @@ def test_what_is_older_than_a_request_may_show_is_text() -> None:
     assert media.shown([], media.NOTHING) == []
 
 
+def test_parts_that_are_all_text_are_one_text_a_part_a_line() -> None:
+    result = read_result({"ok": True, "parts": [PARTS[0], PARTS[-2], {"kind": "text", "content": " "}]})
+    assert tool_return(ToolCallPart("t", {}, "1"), result, "success").content == "Here:\n[web] https://example.com/"
+
+
 def test_models_that_are_not_known_are_shown_images_only() -> None:
     from pydantic_ai.models.test import TestModel
 

@@ -108,9 +108,12 @@ def _is(model: Model, module: str, name: str) -> bool:
 # ------------------------------------------------------------------------------------------------------ what is kept
 
 
-def content_of(parts: Iterable[ContentPart]) -> list[str | _Media]:
-    """The parts of a result as a conversation keeps them. Blank text is left out, which providers refuse."""
-    return [_kept(part) for part in parts if isinstance(part, ImagePart) or part.text.strip()]
+def content_of(parts: Iterable[ContentPart]) -> str | list[str | _Media]:
+    """The parts of a result as a conversation keeps them: one text, a part a line, if all are text. Blank text is left
+    out, which providers refuse."""
+    kept = [_kept(part) for part in parts if isinstance(part, ImagePart) or part.text.strip()]
+    texts = [each for each in kept if isinstance(each, str)]
+    return "\n".join(texts) if len(texts) == len(kept) else kept
 
 
 def _kept(part: ContentPart) -> str | _Media:
