@@ -43,7 +43,7 @@ def test_what_happens_at_the_end_of_a_lifetime_is_chosen_shown_and_changed(atoll
     assert ", sleeps" in atoll.text("ls")
     changed = atoll.json("update", name, "--on-expiry", "destroy", "--no-ttl-renewed-by-use", "--json")
     assert (changed["ttl_s"], changed["on_expiry"], changed["ttl_renewed_by_use"]) == (3600, "destroy", False)
-    assert b"it must be 'destroy' or 'sleep'" in atoll("update", name, "--on-expiry", "stop", status=2).stderr
+    assert b"it must be 'destroy', 'sleep' or 'pause'" in atoll("update", name, "--on-expiry", "stop", status=2).stderr
     assert b"give ttl_s, too" in atoll("create", "--on-expiry", "sleep", status=2).stderr
 
 

@@ -196,6 +196,7 @@ WALK: dict[str, list[Call]] = {
     "resume": [lambda e, w: e.resume(w.name)],
     "scratch": [_scratch],
     "set_network": [lambda e, w: e.set_network(w.name, None)],
+    "set_request_headers": [lambda e, w: e.set_request_headers(w.name, {})],
     "shutdown": [lambda e, w: e.shutdown(w.name)],
     "sleep": [lambda e, w: e.sleep(w.name), lambda e, w: e.sleep(w.id)],
     "sleep_unused": [lambda e, w: e.sleep_unused(w.name, timedelta(0))],

@@ -32,6 +32,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 from pydantic_core import ErrorDetails
 
+from atoll.agents.media import described
 from atoll.contract.errors import InvalidRequest, ScriptFailed
 from atoll.tools.tool import StrictModel, nearest
 
@@ -203,7 +204,9 @@ class _SeenConversation:
 
 
 def _text(result: ToolReturnPart) -> str:
-    return result.content if isinstance(result.content, str) else result.model_response_str()
+    """As a model is shown it that takes nothing but text."""
+    parts = result.content if isinstance(result.content, list | tuple) else [result.model_response_str()]
+    return "\n".join(map(described, parts))
 
 
 def _data(result: ToolReturnPart) -> Mapping[str, Any]:

@@ -280,11 +280,6 @@ class LocalEngine(Engine):
     def runtimes(self) -> Mapping[RuntimeName, Capabilities]:
         return {name: driver.capabilities for name, driver in self.drivers().items()}
 
-    @property
-    def default_capabilities(self) -> Capabilities:
-        """Those of the runtime of sandboxes for which none is given."""
-        return self._choose(self._settings.runtime).capabilities
-
     def effective_limits(self, limits: Limits, runtime: RuntimeName | None = None) -> Limits:
         return with_defaults(limits, self._choose(runtime or self._settings.runtime).capabilities)
 

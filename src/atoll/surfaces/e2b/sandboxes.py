@@ -619,7 +619,7 @@ async def metrics(caller: Caller, sandbox: Sandbox) -> list[dict[str, Any]]:
 
 def _end_of(caller: Caller, record: E2bRecord, runtime: RuntimeName | None) -> OnExpiry:
     """What is done at the end of a time-out to pause a sandbox: as `pause` does it."""
-    able = caller.engine.runtimes()[runtime] if runtime else caller.engine.default_capabilities
+    able = caller.engine.runtimes()[runtime or caller.engine.default_runtime]
     return "pause" if record.keeps_memory and able.freeze and not able.memory_checkpoint else "sleep"
 
 
