@@ -6,9 +6,9 @@
  * which are the client's (sudo_client.c), since who may ask may ask for anything; how a program is started (program.c).
  *
  * Every byte comes from inside. A packet is read when there is one, never waited for: a client can delay no other, and
- * not the reaping of the tree. One that says nothing, or only a part, is dropped after a while, and sooner when there are
- * too many of these: others wait to be accepted until then. Who asks is what the kernel says, in the credentials of the message that also has the
- * descriptors, and where it can say so (gVisor cannot) of who has connected.
+ * not the reaping of the tree. One that says nothing, or only a part, is dropped after a while, and sooner when there
+ * are too many of these: others wait to be accepted until then. Who asks is what the kernel says, in the credentials of
+ * the message that also has the descriptors, and where it can say so (gVisor cannot) of who has connected.
  */
 #define _GNU_SOURCE
 #include "sudo.h"
@@ -635,6 +635,9 @@ void sudo_child(pid_t pid, int status)
         if (WIFSTOPPED(status)) {
             answer(client, SUDO_STOPPED, (uint32_t)WSTOPSIG(status), NULL);
         } else {
+            /* What the command was forking while it got SIGHUP may have missed it, in gVisor. */
+            if (client->state == ABANDONED)
+                kill(-pid, SIGKILL);
             answer(client, SUDO_ENDED, (uint32_t)status, NULL);
             drop(client);
         }
