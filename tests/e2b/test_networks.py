@@ -5,7 +5,7 @@ The server trusts an authority of the test's, and reaches a server of the test's
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from pathlib import Path
 
@@ -44,8 +44,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
 
 
 @pytest.fixture(scope="module")
-def server(state_dir: Path, authority: TestAuthority) -> Iterator[RunningServer]:
-    with running_server(state_dir, environment={"SSL_CERT_FILE": str(authority.path)}) as server:
+def server(make_state_dir: Callable[[], Path], authority: TestAuthority) -> Iterator[RunningServer]:
+    """In a state directory of its own: the policy of its tenant stays there when it has stopped."""
+    with running_server(make_state_dir(), environment={"SSL_CERT_FILE": str(authority.path)}) as server:
         with httpx2.Client(base_url=f"{server.url}/api/v1", headers=server.headers, timeout=BOUND_S) as client:
             policy = {"networks": ["*", "127.0.0.1"]}
             assert client.patch("/tenants/default", json={"policy": policy}).status_code == 200
