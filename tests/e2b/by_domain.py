@@ -100,6 +100,19 @@ with Sandbox.create(timeout=120, network=network) as box:
     assert shown["mask_request_host"] == "${PORT}.inside.example:81"
     assert shown["https_ports"] == [8443]
 
+# A program that ends a response by closing the connection, without an alert of TLS, and no mask.
+with Sandbox.create(timeout=120, network={"https_ports": [8443]}) as box:
+    closing = ECHO_TLS.replace("HTTP/1.1", "HTTP/1.0").replace('self.send_header("Content-Length", str(len(body)))', "")
+    assert "Content-Length" not in closing
+    box.files.write("echo_tls.py", closing)
+    box.commands.run(
+        "openssl req -x509 -newkey rsa:2048 -keyout key.pem -out cert.pem -days 1 -nodes -subj /CN=localhost"
+    )
+    assert next(iter(box.commands.run("python3 echo_tls.py", background=True)))[0] == "ready\n"
+    host = box.get_host(8443)
+    told = httpx2.get(f"https://{host}/", verify=trusted, timeout=BOUND_S)
+    assert (told.status_code, told.text) == (200, host)
+
 # A port that speaks no TLS, though it was said to.
 with Sandbox.create(timeout=120, network={"https_ports": [8000]}) as box:
     box.files.write("echo.py", ECHO)
