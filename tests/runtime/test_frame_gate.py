@@ -129,10 +129,10 @@ def test_it_says_when_the_keeper_has_ended() -> None:
 
 
 def test_an_environment_that_does_not_fit_into_a_frame_is_an_error_of_the_request() -> None:
-    (spawn,) = FrameGate().admit(opened(Op.SPAWN, (Tag.SHELL, "x")))
+    (spawn,) = FrameGate().admit(opened(Op.SPAWN, (Tag.SHELL, "x" * 20_000)))
     assert isinstance(spawn, SpawnFrame)
     with pytest.raises(InvalidRequest, match="is the most"):
-        spawn.encode(Environment({f"V{i}": "x" * 10_000 for i in range(30)}))
+        spawn.encode(Environment({f"V{i}": "x" * 10_000 for i in range(25)}))
 
 
 # ---- what does not ----
